@@ -1,0 +1,7 @@
+"""Back ends: ways to run a round. All give the same result."""
+
+from fedmate.backends.base import Backend
+from fedmate.backends.sequential import Sequential
+from fedmate.registry import Registry
+
+BACKENDS: Registry[type[Backend]] = Registry("backends", {"sequential": Sequential})

@@ -1,0 +1,86 @@
+"""The language methods are written in. It knows tensors, and nothing of files, tables or machines."""
+
+from fedmate.core.data import (
+    Batch,
+    ClientData,
+    Federation,
+    batches,
+    class_counts,
+    class_means,
+    client_data,
+    num_samples,
+    pad,
+)
+from fedmate.core.layers import BufferPolicy
+from fedmate.core.local import SGD, Objective, cross_entropy, fit, gradient, loop, plain_autograd, supervised_loss
+from fedmate.core.measure import class_accuracies, mean_loss
+from fedmate.core.method import BOOKKEEPING, MODEL_PARTS, LocalResult, Method, Setup, Training, Wire
+from fedmate.core.model import Model
+from fedmate.core.options import Limits, option
+from fedmate.core.random import fold, make_key, normal, permutation, random_bits, shuffle, uniform
+from fedmate.core.tree import (
+    Tree,
+    all_finite,
+    flatten,
+    leaves,
+    num_bytes,
+    select,
+    stack,
+    tree_map,
+    unflatten,
+    unstack,
+    weighted_mean,
+    where,
+)
+
+__all__ = [
+    "BOOKKEEPING",
+    "MODEL_PARTS",
+    "SGD",
+    "Batch",
+    "BufferPolicy",
+    "ClientData",
+    "Federation",
+    "Limits",
+    "LocalResult",
+    "Method",
+    "Model",
+    "Objective",
+    "Setup",
+    "Training",
+    "Tree",
+    "Wire",
+    "all_finite",
+    "batches",
+    "class_accuracies",
+    "class_counts",
+    "class_means",
+    "client_data",
+    "cross_entropy",
+    "fit",
+    "flatten",
+    "fold",
+    "gradient",
+    "leaves",
+    "loop",
+    "make_key",
+    "mean_loss",
+    "normal",
+    "num_bytes",
+    "num_samples",
+    "option",
+    "pad",
+    "permutation",
+    "plain_autograd",
+    "random_bits",
+    "select",
+    "shuffle",
+    "stack",
+    "supervised_loss",
+    "tree_map",
+    "unflatten",
+    "uniform",
+    "unstack",
+    "weighted_mean",
+    "where",
+]

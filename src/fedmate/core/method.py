@@ -1,0 +1,154 @@
+"""A method: what a client and the server do in a round, written once, as pure functions.
+
+    server --download(i)--> Download_i
+    client_i, Download_i, data_i, key_i --local_update--> client_i', upload_i
+    upload_1 .. upload_n --stack--> aggregate --> server'
+
+Client functions see one client, without a client axis; `aggregate` sees a stack. Everything that crosses between
+client and server is in the two trees `download` returns and `local_update` uploads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedmate.core.data import ClientData
+from fedmate.core.local import SGD
+from fedmate.core.model import Model
+from fedmate.core.options import Limits, check_options, option
+from fedmate.core.tree import Tree
+
+MODEL_PARTS = ("extractor", "classifier", "buffers")
+"""The parts of a model's parameters."""
+
+BOOKKEEPING = frozenset({"num_samples", "class_counts", "round"})
+"""Parts of a message that the ledger lists as bookkeeping; every other part is an item of its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """The settings of local training, the same for every method (the `[training]` section)."""
+
+    batch_size: int = option(50, "samples in a step, at most as many as the client has", Limits(at_least=1))
+    epochs: int = option(5, "passes over the client's data in a round", Limits(at_least=0))
+    learning_rate: float = option(0.02, "step size (eta)", Limits(at_least=0))
+    momentum: float = option(0.5, "momentum of SGD", Limits(at_least=0, below=1))
+    weight_decay: float = option(5e-4, "weight decay of SGD, biases included", Limits(at_least=0))
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        check_options("training", Training, vars(self))
+
+    def optimiser(self, learning_rate: float | None = None) -> SGD:
+        """Return the shared optimiser, with another learning rate if one is given."""
+        return SGD(self.learning_rate if learning_rate is None else learning_rate, self.momentum, self.weight_decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a method is run on; the experiment fills it in."""
+
+    model: Model
+    num_classes: int
+    rounds: int
+    training: Training
+
+
+class Wire(NamedTuple):
+    """The parts of the messages that cross in a round.
+
+    Attributes:
+        down: the parts of `download` that reach the clients.
+        up: the parts of the upload that reach the server.
+    """
+
+    down: frozenset[str]
+    up: frozenset[str]
+
+
+class LocalResult(NamedTuple):
+    """What one client's local training gives.
+
+    Attributes:
+        client: its state for the next round; it never leaves the client.
+        upload: what it sends, before `wire` leaves parts out.
+        params: the model it holds now, the `post` view.
+        diagnostics: numbers to record, never sent.
+    """
+
+    client: Tree
+    upload: Tree
+    params: Tree
+    diagnostics: Tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A method of federated learning. Fields are hyper-parameters; `setup` is filled in by the experiment."""
+
+    headline: ClassVar[str] = "pre"
+    """The view that ranks this method: what it would deploy."""
+
+    presets: ClassVar[dict[str, dict[str, object]]] = {}
+    """Named groups of hyper-parameters."""
+
+    setup: Setup
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters outside their limits."""
+        check_options("method", type(self), vars(self))
+
+    def prepare(self, model: Model) -> Model:
+        """Return the model to train; a method that adds layers returns another one."""
+        return model
+
+    @abstractmethod
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """Return the server's state before round 0, from the common initial parameters."""
+
+    @abstractmethod
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """Return a client's state before its first round: what it keeps between rounds."""
+
+    @abstractmethod
+    def wire(self, round_number: int) -> Wire:
+        """Return which parts cross in round `round_number` (from 0). The back end drops the others."""
+
+    @abstractmethod
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Return the message to a client; id -1 is a newcomer who was not there at the start."""
+
+    @abstractmethod
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train one client for one round."""
+
+    @abstractmethod
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Return the server's next state.
+
+        Args:
+            server: its state in this round.
+            uploads: a stack, one row per participant.
+            client_ids: `[participants]`, in ascending order.
+            valid: `[participants]`, false for those that must not count (their rows may hold anything).
+        """
+
+    @abstractmethod
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """Return the model a client holds after a broadcast: the `pre` view."""
+
+    @abstractmethod
+    def global_params(self, server: Tree) -> Tree | None:
+        """Return the aggregated model, the `global` view, or `None` where the method has none."""
+
+    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
+        """Fine-tune a copy of the `pre` model before use; the identity for most methods."""
+        return params
+
+    def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+        """Return further models worth evaluating, by name."""
+        return {}

@@ -1,0 +1,140 @@
+"""A user's `nn.Module`, used as pure functions of its parameters."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedmate.core.data import Batch
+from fedmate.core.layers import BufferPolicy, sample_context, swap_layers
+from fedmate.core.random import make_key
+from fedmate.core.tree import Tree
+from fedmate.errors import UserError
+
+
+@final
+class Model:
+    """A network split into a feature extractor and a classifier, both without state of their own.
+
+    Parameters are a tree `{"extractor", "classifier", "buffers"}`; inside, tensors carry the names the module gives
+    them. `buffers` holds what layers change while they train: BatchNorm's running statistics.
+
+    Args:
+        module: the whole network. It is copied, never changed.
+        classifier: the name of its last layer, as in `module.get_submodule(name)`; everything before it is the
+            extractor, and what enters it is the feature vector.
+        buffers: what happens to buffers: `shared` travel with the extractor, `private` stay with the client,
+            `dropped` means BatchNorm keeps no running statistics at all.
+
+    Example:
+        >>> module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> model = Model(module, classifier="2")
+        >>> params = model.init_params()
+        >>> list(params["classifier"]), model.logits(params, torch.zeros(5, 4)).shape
+        (['weight', 'bias'], torch.Size([5, 2]))
+    """
+
+    def __init__(self, module: nn.Module, *, classifier: str, buffers: BufferPolicy = "shared") -> None:
+        """Split the module at `classifier`."""
+        network = swap_layers(copy.deepcopy(module), buffers)
+        try:
+            head = network.get_submodule(classifier) if classifier else None
+        except AttributeError:
+            head = None
+        if head is None:
+            named = ", ".join(f"`{name}`" for name, _ in network.named_modules() if name)
+            raise UserError(f"`classifier` is `{classifier}`, which names no layer of the module; it has {named}.")
+        parent, _, name = classifier.rpartition(".")
+        setattr(network.get_submodule(parent), name, nn.Identity())
+        self.buffer_policy: BufferPolicy = buffers
+        self._extractor, self._head = network, head
+        self._initial = {
+            "extractor": {name: p.detach() for name, p in network.named_parameters()},
+            "classifier": {name: p.detach() for name, p in head.named_parameters()},
+            "buffers": dict(network.named_buffers()),
+        }
+        if not self._initial["classifier"]:
+            raise UserError(f"`classifier` is `{classifier}`, which has no parameters; name the last layer that has.")
+        if any(True for _ in head.buffers()):
+            raise UserError(
+                f"`classifier` is `{classifier}`, which has buffers; name the last layer, without BatchNorm."
+            )
+        self._local = threading.local()
+
+    def init_params(self) -> Tree:
+        """Return a copy of the parameters the module came with."""
+        return {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in self._initial.items()}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained, extractor and classifier together."""
+        return sum(t.numel() for part in ("extractor", "classifier") for t in self._initial[part].values())
+
+    @property
+    def shared_buffers(self) -> tuple[str, ...]:
+        """The part of a message that carries buffers: `("buffers",)`, or nothing when none are shared."""
+        return ("buffers",) if self._initial["buffers"] and self.buffer_policy != "private" else ()
+
+    def features(self, params: Tree, x: Tensor, *, train: bool = False) -> tuple[Tensor, Tree]:
+        """Return the features `[samples, width]` of `x` and the buffers after this pass."""
+        # functional_call writes rebound buffers back into the dictionary it is given; clones keep a layer that
+        # updates in place from reaching into the caller's tree.
+        buffers = {name: b.clone() for name, b in params["buffers"].items()} if train else params["buffers"]
+        tensors = {**params["extractor"], **buffers}
+        z = functional_call(self._skeletons()[train][0], tensors, (x,), tie_weights=False)
+        return z, {name: tensors[name].detach() for name in buffers} if train else buffers
+
+    def classify(self, params: Tree, z: Tensor) -> Tensor:
+        """Return the logits `[samples, classes]` of features `z`."""
+        logits: Tensor = functional_call(self._skeletons()[False][1], params["classifier"], (z,), tie_weights=False)
+        return logits
+
+    def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """Return the logits of `x`, in evaluation mode."""
+        return self.classify(params, self.features(params, x)[0])
+
+    def _skeletons(self) -> dict[bool, tuple[nn.Module, nn.Module]]:
+        """Return this thread's own modules: `functional_call` swaps tensors inside them, so sharing is a race."""
+        made: dict[bool, tuple[nn.Module, nn.Module]] | None = getattr(self._local, "skeletons", None)
+        if made is None:
+            made = {
+                train: (copy.deepcopy(self._extractor).train(train), copy.deepcopy(self._head).train(train))
+                for train in (False, True)
+            }
+            self._local.skeletons = made
+        return made
+
+    def check(self, module: nn.Module, x: Tensor, num_classes: int) -> None:
+        """Raise `UserError` unless this model computes what `module` computes, on a few samples `x`."""
+        params = self.init_params()
+        with torch.no_grad():
+            logits = self.logits(params, x)
+            expected = copy.deepcopy(module).eval()(x)
+        if logits.shape != (len(x), num_classes):
+            raise UserError(
+                f"`model` answers {len(x)} samples with shape {tuple(logits.shape)}; its classifier must give one "
+                f"logit for each of the {num_classes} classes."
+            )
+        # Without running statistics BatchNorm cannot answer as the module did.
+        if self.buffer_policy != "dropped" and not torch.allclose(logits, expected, rtol=1e-4, atol=1e-5):
+            raise UserError("`classifier` must name the layer whose output is the module's output; it is not the last.")
+        self._check_no_hidden_randomness(params, x)
+
+    def _check_no_hidden_randomness(self, params: Tree, x: Tensor) -> None:
+        ids = torch.arange(len(x), device=x.device)
+        batch = Batch(x, ids, torch.ones_like(ids, dtype=torch.bool), ids, make_key(0, x.device))
+        outputs = []
+        for seed in (1, 2):
+            with torch.random.fork_rng(), torch.no_grad(), sample_context(batch):
+                torch.manual_seed(seed)
+                outputs.append(self.features(params, x, train=True)[0])
+        if not torch.equal(*outputs):
+            raise UserError(
+                "`model` draws random numbers in its own `forward`, which would make results depend on the order of "
+                "clients; use `nn.Dropout` layers instead of the functional form."
+            )

@@ -1,0 +1,72 @@
+"""Options: dataclass fields that carry their help text and their limits.
+
+Everything a user can set in a section of an experiment is a field made by `option`, so the command line,
+the configuration file and a call from Python check it in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+from fedmate.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The numbers an option may take; `None` leaves a side open."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def describe(self) -> str:
+        """Say in words what is allowed."""
+        words = [
+            f"{name} {bound:g}"
+            for name, bound in (
+                ("at least", self.at_least),
+                ("above", self.above),
+                ("at most", self.at_most),
+                ("below", self.below),
+            )
+            if bound is not None
+        ]
+        return "a finite number" + (f" {' and '.join(words)}" if words else "")
+
+    def admit(self, value: float) -> bool:
+        """Tell whether `value` is finite and inside the limits."""
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+
+def option(default: Any, help: str, limits: Limits | None = None) -> Any:
+    """Declare a dataclass field that a user may set."""
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits or Limits()})
+
+
+def options_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of `cls` that were declared with `option`, by name."""
+    return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+
+Item = TypeVar("Item")
+
+
+def check_options(section: str, cls: type, values: dict[str, Any]) -> None:
+    """Raise `UserError` for the first of `values` that lies outside its option's limits."""
+    for name, field in options_of(cls).items():
+        value = values.get(name, field.default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        limits: Limits = field.metadata["limits"]
+        if not limits.admit(value):
+            place = f"{section}.{name}" if section else name
+            raise UserError(f"`{place}` is {value}; set it to {limits.describe()}.")

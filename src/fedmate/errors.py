@@ -1,0 +1,27 @@
+"""What can go wrong, as a tree.
+
+FedmateError
+└── UserError        the user asked for something that cannot be done: one sentence, exit status 2
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedmateError(Exception):
+    """Base of every error that fedmate raises on purpose."""
+
+
+class UserError(FedmateError):
+    """A mistake in what the user asked for; its text is the one sentence they read."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names the known word closest to `name`, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known are {', '.join(f'`{other}`' for other in names)}." if names else "none exist."

@@ -1,0 +1,1 @@
+"""Experiments: from a declaration to a record."""

@@ -1,0 +1,18 @@
+"""Methods, one file each, and the table that names them."""
+
+from fedmate.core import Method
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.fedper import FedPer
+from fedmate.methods.fedrep import FedRep
+from fedmate.methods.local import Local
+from fedmate.registry import Registry
+
+METHODS: Registry[type[Method]] = Registry(
+    "methods",
+    {
+        "fedavg": FedAvg,
+        "fedper": FedPer,
+        "fedrep": FedRep,
+        "local": Local,
+    },
+)

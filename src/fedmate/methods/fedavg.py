@@ -1,0 +1,89 @@
+"""FedAvg: clients train the common model, the server averages it.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017. Its `post` view is FT-FedAvg: the global model after a client's local training.
+
+Deviations: momentum and weight decay as in the shared protocol; buffers follow the model's declaration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.tuning import tune_classifier
+from fedmate.core import (
+    MODEL_PARTS,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Tree,
+    Wire,
+    batches,
+    fit,
+    num_samples,
+    option,
+    select,
+    supervised_loss,
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
+    """Federated averaging of the whole model."""
+
+    tuning_epochs: int = option(
+        5, "epochs of the `classifier_tuned` view: the global model, its classifier fine-tuned", Limits(at_least=0)
+    )
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the common model."""
+        return params
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its buffers, in case they are private; the model is overwritten each round."""
+        return select(params, ("buffers",))
+
+    def wire(self, round_number: int) -> Wire:
+        """The model crosses both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the model."""
+        return select(server, MODEL_PARTS)
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the received model."""
+        training = self.setup.training
+        params = fit(
+            supervised_loss(self.setup.model),
+            self.personal_params(client, download),
+            batches(data, training.batch_size, training.epochs, key),
+            training.optimiser(),
+            ("extractor", "classifier"),
+        )
+        upload = {**params, "num_samples": num_samples(data)}
+        return LocalResult(client=select(params, ("buffers",)), upload=upload, params=params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the models by n_i."""
+        return mix_by_size(server, uploads, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received model."""
+        return {**client, **download}
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The average."""
+        return select(server, MODEL_PARTS)
+
+    def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+        """The received model with its classifier fine-tuned, the other reading of FT-FedAvg."""
+        params = self.personal_params(client, download)
+        return {"classifier_tuned": tune_classifier(self.setup, params, data, self.tuning_epochs, key)}

@@ -1,0 +1,104 @@
+"""FedRep: a shared extractor, personal classifiers, trained one after the other.
+
+Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021.
+
+Deviations, all from the shared protocol: one classifier epoch with its own learning rate, then `training.epochs` of
+the extractor (the authors train the classifier longer: preset `authors`); each phase has an optimiser of its own, so
+that momentum and weight decay cannot move the frozen part; weight decay on biases too; the average is weighted by size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.tuning import tune_classifier
+from fedmate.core import (
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Tree,
+    Wire,
+    batches,
+    fit,
+    fold,
+    num_samples,
+    option,
+    select,
+    supervised_loss,
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedRep(Method):
+    """Federated learning of a shared representation."""
+
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "authors": {"classifier_epochs": 10, "classifier_learning_rate": 0.01},
+    }
+
+    classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", Limits(at_least=0))
+    classifier_learning_rate: float = option(0.1, "step size of those passes", Limits(at_least=0))
+    tuning_epochs: int = option(
+        10, "epochs of the `classifier_tuned` view: `pre`, its classifier fine-tuned", Limits(at_least=0)
+    )
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the extractor."""
+        return select(params, ("extractor", "buffers"))
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its classifier, and its buffers in case they are private."""
+        return select(params, ("classifier", "buffers"))
+
+    def wire(self, round_number: int) -> Wire:
+        """The extractor crosses both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the extractor."""
+        return select(server, ("extractor", "buffers"))
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the classifier with the extractor frozen, then the extractor with the classifier frozen."""
+        model, training = self.setup.model, self.setup.training
+        params = fit(
+            supervised_loss(model, train_extractor=False),
+            self.personal_params(client, download),
+            batches(data, training.batch_size, self.classifier_epochs, fold(key, "classifier")),
+            training.optimiser(self.classifier_learning_rate),
+            ("classifier",),
+        )
+        params = fit(
+            supervised_loss(model),
+            params,
+            batches(data, training.batch_size, training.epochs, fold(key, "extractor")),
+            training.optimiser(),
+            ("extractor",),
+        )
+        upload = {**select(params, ("extractor", "buffers")), "num_samples": num_samples(data)}
+        return LocalResult(select(params, ("classifier", "buffers")), upload, params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the extractors by n_i."""
+        return mix_by_size(server, uploads, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received extractor and its own classifier."""
+        return {**client, **download}
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """There is no global classifier."""
+        return None
+
+    def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+        """The received extractor with the client's classifier tuned to it, as the authors evaluate at the end."""
+        params = self.personal_params(client, download)
+        return {"classifier_tuned": tune_classifier(self.setup, params, data, self.tuning_epochs, key)}

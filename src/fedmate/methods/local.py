@@ -1,0 +1,56 @@
+"""Local: every client trains alone. The yardstick that collaboration has to beat.
+
+Deviations: none. A round has as many epochs as for the other methods, so budgets match; nothing crosses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from fedmate.core import ClientData, LocalResult, Method, Tree, Wire, batches, fit, supervised_loss
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Local(Method):
+    """Training without a federation."""
+
+    headline: ClassVar[str] = "post"
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server knows nothing."""
+        return {}
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its whole model."""
+        return params
+
+    def wire(self, round_number: int) -> Wire:
+        """Nothing crosses."""
+        return Wire(down=frozenset(), up=frozenset())
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send nothing."""
+        return {}
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the client's own model further."""
+        model, training = self.setup.model, self.setup.training
+        steps = batches(data, training.batch_size, training.epochs, key)
+        params = fit(supervised_loss(model), client, steps, training.optimiser(), ("extractor", "classifier"))
+        return LocalResult(client=params, upload={}, params=params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """There is nothing to combine."""
+        return server
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds its own model."""
+        return client
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """There is no global model."""
+        return None

@@ -1,0 +1,18 @@
+"""Partitions, one file each, and the table that names them."""
+
+from fedmate.partitions.base import Partition
+from fedmate.partitions.dirichlet import Dirichlet
+from fedmate.partitions.iid import IID
+from fedmate.partitions.pathological import Pathological
+from fedmate.partitions.share import Share
+from fedmate.registry import Registry
+
+PARTITIONS: Registry[type[Partition]] = Registry(
+    "partitions",
+    {
+        "dirichlet": Dirichlet,
+        "iid": IID,
+        "pathological": Pathological,
+        "share": Share,
+    },
+)

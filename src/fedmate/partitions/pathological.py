@@ -1,0 +1,52 @@
+"""Pathological: each client holds a few classes only, as in the paper's Table 2.
+
+A client draws its classes at random, then the same number of samples from each: all the training samples divided by
+clients and classes per client. Samples are distinct within a client; two clients may hold the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedmate.core import Limits, option
+from fedmate.errors import UserError
+from fedmate.partitions.base import Deck, Indices, Partition
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pathological(Partition):
+    """A few classes per client."""
+
+    classes_per_client: int = option(3, "how many classes a client holds (c)", Limits(at_least=1))
+
+    def deal(self, deck: Deck) -> list[Indices]:
+        """Draw classes, then samples."""
+        held = self.classes_per_client
+        if held > deck.num_classes:
+            raise UserError(
+                f"`partition.classes_per_client` is {held}, but the data set has {deck.num_classes} classes; use at "
+                "most that many."
+            )
+        # At least one sample per class, even with more clients and classes than samples to go round.
+        size = self.cap(held * max(1, len(deck.labels) // (self.clients * held)))
+        if size < held:
+            raise UserError(
+                f"`partition.examples` is {size}, fewer than `partition.classes_per_client`, {held}; give each class "
+                "at least one sample."
+            )
+        return [self._draw(deck, size, i) for i in range(self.clients)]
+
+    def _draw(self, deck: Deck, size: int, client: int) -> Indices:
+        held = self.classes_per_client
+        classes = np.sort(deck.rng.choice(deck.num_classes, held, replace=False))
+        rows = []
+        for j, k in enumerate(classes):
+            members = np.flatnonzero(deck.labels == k)
+            # What does not divide goes round, beginning at the client's number.
+            wanted = size // held + ((j - client) % held < size % held)
+            rows.append(deck.rng.choice(members, min(wanted, len(members)), replace=False))
+        return np.concatenate(rows)

@@ -1,0 +1,43 @@
+"""Tables of named things: methods, data sets, partitions, models, back ends.
+
+A table is an explicit dictionary beside the things it names. Other packages add rows through entry points of the group
+`fedmate.<kind>`, such as `fedmate.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar, final
+
+from fedmate.errors import UserError, nearest
+
+Row = TypeVar("Row")
+
+
+@final
+class Registry(Generic[Row]):
+    """A table that answers unknown names with the nearest known one.
+
+    Args:
+        kind: what the table holds, in the plural.
+        rows: name to class.
+    """
+
+    def __init__(self, kind: str, rows: Mapping[str, Row]) -> None:
+        """Remember the built-in rows; those of other packages are looked up when asked for."""
+        self.kind = kind
+        self._rows = dict(rows)
+
+    def names(self) -> list[str]:
+        """Return every known name, in alphabetical order."""
+        return sorted({*self._rows, *(point.name for point in entry_points(group=f"fedmate.{self.kind}"))})
+
+    def __getitem__(self, name: str) -> Row:
+        """Return the row called `name`, or raise `UserError`."""
+        if name in self._rows:
+            return self._rows[name]
+        for point in entry_points(group=f"fedmate.{self.kind}", name=name):
+            row: Row = point.load()
+            return row
+        raise UserError(f"`{name}` is not among the {self.kind}; {nearest(name, self.names())}")

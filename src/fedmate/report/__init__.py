@@ -1,0 +1,1 @@
+"""Reports: they read records and never run anything."""
