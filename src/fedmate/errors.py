@@ -1,7 +1,8 @@
 """What can go wrong, as a tree.
 
 FedmateError
-└── UserError        the user asked for something that cannot be done: one sentence, exit status 2
+├── UserError        the user asked for something that cannot be done: one sentence, exit status 2
+└── DivergedError    training went to infinity at every client: one sentence, exit status 3
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ class FedmateError(Exception):
 
 class UserError(FedmateError):
     """A mistake in what the user asked for; its text is the one sentence they read."""
+
+
+class DivergedError(FedmateError):
+    """No client of a round gave finite numbers, so the run ended; its record up to then is intact."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

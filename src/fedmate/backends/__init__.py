@@ -4,4 +4,6 @@ from fedmate.backends.base import Backend
 from fedmate.backends.sequential import Sequential
 from fedmate.registry import Registry
 
+__all__ = ["BACKENDS", "Backend"]
+
 BACKENDS: Registry[type[Backend]] = Registry("backends", {"sequential": Sequential})

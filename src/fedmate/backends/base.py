@@ -92,10 +92,14 @@ class Backend(ABC):
         """Train the participants, aggregate, and evaluate if asked to."""
 
 
+def item_of(part: str) -> str:
+    """Return the item of the ledger under which a part of a message is counted."""
+    return "bookkeeping" if part in BOOKKEEPING else part
+
+
 def itemise(message: Tree) -> dict[str, int]:
-    """Return the bytes of a message by item: its parts, with bookkeeping summed."""
+    """Return the bytes of a message by item."""
     items: dict[str, int] = {}
-    for part, tree in message.items():
-        item = "bookkeeping" if part in BOOKKEEPING else part
-        items[item] = items.get(item, 0) + num_bytes({part: tree})
+    for part, content in message.items():
+        items[item_of(part)] = items.get(item_of(part), 0) + num_bytes({part: content})
     return items

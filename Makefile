@@ -1,0 +1,38 @@
+# `make demo` and `make test` are complete on a fresh machine with Python 3.11 or later.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit clean
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+
+demo: .venv/core  ## compare four methods on digits (s = 10): one table, about a minute on 2 cores
+	$(BIN)/fedmate run --dataset digits --method fedrep --method fedper --method fedavg --method local
+
+test: lint types unit  ## everything that must pass: ruff, mypy --strict, pytest
+
+lint: .venv/dev  ## style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/dev  ## types, strictly
+	$(BIN)/mypy
+
+unit: .venv/dev  ## tests and the examples in docstrings
+	$(BIN)/pytest -n 2 --durations=5
+
+.venv/core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv; the first time takes a minute or more, PyTorch is large."
+	$(PIP) --editable .
+	@touch $@
+
+.venv/dev: .venv/core
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove what these commands made, except records
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,41 @@
+"""What can be named in an experiment, as text."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any
+
+from fedmate.backends import BACKENDS
+from fedmate.core.options import options_of
+from fedmate.datasets import DATASETS
+from fedmate.errors import UserError, nearest
+from fedmate.methods import METHODS
+from fedmate.models import MODELS
+from fedmate.partitions import PARTITIONS
+from fedmate.registry import Registry
+
+TABLES: dict[str, Registry[Any]] = {table.kind: table for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)}
+
+
+def catalogue(kind: str | None) -> Iterator[str]:
+    """Yield the lines that describe one table, or all of them."""
+    if kind is not None and kind not in TABLES:
+        raise UserError(f"`{kind}` cannot be listed; {nearest(kind, TABLES)}")
+    for name, table in TABLES.items():
+        if kind in (None, name):
+            yield f"{name}:"
+            for row in table.names():
+                yield from _describe(row, table[row])
+
+
+def _describe(name: str, cls: type) -> Iterator[str]:
+    yield f"  {name:<14} {(inspect.getdoc(cls) or '').splitlines()[0]}"
+    options = options_of(cls) if is_dataclass(cls) else {}
+    for key, field in options.items():
+        default = "" if field.default is None else f" [{field.default}]"
+        yield f"      {key}: {field.metadata['help']}{default}"
+    presets = getattr(cls, "presets", {})
+    if presets:
+        yield f"      preset: {', '.join(presets)}"

@@ -1,0 +1,140 @@
+"""The command `fedmate`. It imports torch only when a command needs it, so that help is quick."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedmate import __version__
+from fedmate.errors import DivergedError, FedmateError
+
+if TYPE_CHECKING:
+    from fedmate.experiment.build import Built
+    from fedmate.experiment.config import Experiment
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Personalised federated learning: FedMate and the methods it is compared with.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedmate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Carry the options of the command itself."""
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="What to run; defaults to FedRep on digits.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="M", help="Method; give it several times to compare.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override `key` or `section.key`; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the record; it must not exist. [default: runs/...]")
+    ] = None,
+) -> None:
+    """Run an experiment, or compare several methods on it, and keep the record."""
+    from fedmate.experiment.build import build
+    from fedmate.experiment.compose import compose
+
+    experiments = compose(experiment, method or [], dataset, set_ or [])
+    folder = out or _default_folder(experiments)
+    folders = [folder] if len(experiments) == 1 else [folder / e.method.name for e in experiments]
+    from fedmate.experiment.record import check_free
+
+    check_free(folder)
+    # Everything is built before anything is written: a mistake in the last method leaves no half comparison.
+    built = [build(e) for e in experiments]
+    summaries = _run_all(built, folders)
+    from fedmate.report.tables import comparison
+
+    console = _console()
+    console.print(comparison(summaries), highlight=False)
+    names = ", ".join(str(f) for f in folders)
+    console.print(f"Records: {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[methods|datasets|partitions|models|backends]", help="Which table; all of them if left out."
+        ),
+    ] = None,
+) -> None:
+    """List what can be named in an experiment, with its options and their defaults."""
+    from fedmate.catalogue import catalogue
+
+    for line in catalogue(kind):
+        typer.echo(line)
+
+
+def _console() -> Console:
+    """Return a console that does not squeeze tables when nobody looks at it."""
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def _default_folder(experiments: list[Experiment]) -> Path:
+    first = experiments[0]
+    what = first.method.name if len(experiments) == 1 else "comparison"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{first.dataset.name}-{what}-{stamp}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def _run_all(built: list[Built], folders: list[Path]) -> list[dict[str, Any]]:
+    from fedmate.experiment.run import run
+    from fedmate.progress import Bar, Lines, bars
+
+    console = _console()
+    live = bars(console) if console.is_terminal else None
+    summaries = []
+    with live or nullcontext():
+        for note in dict.fromkeys(note for b in built for note in b.notes):
+            console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+        for one, folder in zip(built, folders, strict=True):
+            try:
+                summaries.append(run(one, folder, Bar(live) if live else Lines(console)))
+            except KeyboardInterrupt:
+                typer.echo(f"Stopped. The record so far is in {folder}.", err=True)
+                raise typer.Exit(130) from None
+    return summaries
+
+
+def main() -> None:
+    """Run the command; a mistake of the user is one sentence and status 2, divergence status 3."""
+    try:
+        app()
+    except FedmateError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(3 if isinstance(error, DivergedError) else 2)

@@ -1,0 +1,127 @@
+"""From an experiment to the objects that run it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedmate.backends import BACKENDS, Backend
+from fedmate.core import Federation, Method, Model, Setup, client_data, fold, make_key
+from fedmate.datasets import DATASETS, Arrays, Samples
+from fedmate.errors import UserError
+from fedmate.experiment.config import Experiment
+from fedmate.methods import METHODS
+from fedmate.models import MODELS
+from fedmate.partitions import PARTITIONS
+
+
+class Built(NamedTuple):
+    """An experiment ready to run.
+
+    Attributes:
+        experiment: as declared, with back end and device decided.
+        method: with its setup.
+        federation: on the device.
+        backend: with every client in its initial state.
+        notes: sentences the user should read before it starts.
+    """
+
+    experiment: Experiment
+    method: Method
+    federation: Federation
+    backend: Backend
+    notes: list[str]
+
+
+def build(experiment: Experiment) -> Built:
+    """Load the data, deal it, make the model and the method; raise `UserError` if they do not fit."""
+    experiment = decide(experiment)
+    general = experiment.general
+    key = make_key(general.seed, general.device)
+    arrays = DATASETS[experiment.dataset.name](**experiment.dataset.options).load()
+    federation = _deal(experiment, arrays)
+    model = _make_model(experiment, federation)
+    setup = Setup(model, federation.num_classes, general.rounds, experiment.training)
+    method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
+    method = replace(method, setup=replace(setup, model=method.prepare(model)))
+    backend = BACKENDS[general.backend](method, federation, key)
+    return Built(experiment, method, federation, backend, _notes(experiment, federation))
+
+
+def decide(experiment: Experiment) -> Experiment:
+    """Replace `auto` by what it means on this machine, by fixed rules: a result must not depend on timing."""
+    general = experiment.general
+    device = general.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(device)
+    backend = "sequential" if general.backend == "auto" else general.backend
+    return experiment.with_general(device=device, backend=backend)
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"`device` is `{name}`, which is not a device's name; use `cpu`, `cuda` or `auto`.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"`device` is `{name}`, which fedmate does not support; use `cpu`, `cuda` or `auto`.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"`device` is `{name}`, but torch finds {count} CUDA devices here; use `cpu` or `auto`.")
+
+
+def _deal(experiment: Experiment, arrays: Arrays) -> Federation:
+    """Give each client its rows, and everybody the test split."""
+    partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
+    # numpy deals on the host: the split is the same whatever the device and the precision.
+    rng = np.random.default_rng([experiment.general.seed % 2**64, *b"partition"])
+    rows = partition.split(arrays.train.y, len(arrays.class_names), rng)
+    test = arrays.test
+    if test is None:
+        rest = np.setdiff1d(np.arange(len(arrays.train.y)), np.concatenate(rows))
+        test = Samples(arrays.train.x[rest], arrays.train.y[rest])
+    if not len(test.y):
+        raise UserError(
+            "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
+            "`partition.examples` or `partition.clients`."
+        )
+    device, dtype = experiment.general.device, getattr(torch, experiment.general.dtype)
+    x = torch.from_numpy(arrays.train.x).to(device, dtype)
+    y = torch.from_numpy(arrays.train.y).to(device)
+    return Federation(
+        clients=tuple(client_data(x[torch.from_numpy(r).to(device)], y[torch.from_numpy(r).to(device)]) for r in rows),
+        test=client_data(torch.from_numpy(test.x).to(device, dtype), torch.from_numpy(test.y).to(device)),
+        num_classes=len(arrays.class_names),
+    )
+
+
+def _make_model(experiment: Experiment, federation: Federation) -> Model:
+    """Initialise the network as PyTorch does, from the experiment's seed and leaving the global generator alone."""
+    architecture = MODELS[experiment.model.name](**experiment.model.options)
+    sample = federation.test.x[:2]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(fold(make_key(experiment.general.seed), "model")))
+        module = architecture.build(tuple(sample.shape[1:]), federation.num_classes)
+    module = module.to(sample.device, sample.dtype)
+    model = Model(module, classifier=architecture.classifier, buffers=architecture.buffers)
+    model.check(module, sample, federation.num_classes)
+    return model
+
+
+def _notes(experiment: Experiment, federation: Federation) -> list[str]:
+    size = experiment.training.batch_size
+    small = [len(data.y) for data in federation.clients if len(data.y) < size]
+    notes = []
+    if small:
+        smallest, largest = min(small), max(small)
+        held = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+        whom = "all clients hold" if len(small) == len(federation.clients) else f"{len(small)} clients hold"
+        notes.append(f"`training.batch_size` is {size}, but {whom} {held} samples: their batches are as large as that.")
+    missing = sorted(set(range(federation.num_classes)) - set(federation.test.y.tolist()))
+    if missing:
+        notes.append(f"the test split has no sample of class {', '.join(map(str, missing))}: left out of averages.")
+    return notes

@@ -1,0 +1,231 @@
+"""The declaration of an experiment, and how it is put together from layers.
+
+Layers, each overriding those before it: the options' own defaults, the data set's defaults, the file, `--dataset` and
+`--method`, `--set`. In a section with a `name` every name has keys of its own; when a layer changes the name, the keys
+that the new name does not know are dropped from the layers below. A `preset` stands for the values it names, beneath
+what the same layer says itself.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from fedmate.backends import BACKENDS
+from fedmate.core import Limits, Training, option
+from fedmate.core.options import check_options, options_of
+from fedmate.datasets import DATASETS
+from fedmate.errors import UserError, nearest
+from fedmate.experiment.values import check_type
+from fedmate.methods import METHODS
+from fedmate.models import MODELS
+from fedmate.partitions import PARTITIONS
+from fedmate.registry import Registry
+
+Values: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class General:
+    """The keys outside any section."""
+
+    seed: int = option(0, "where all randomness comes from")
+    rounds: int = option(50, "how many rounds there are (T)", Limits(at_least=1))
+    participation: float = option(1.0, "share of clients sampled each round", Limits(above=0, at_most=1))
+    eval_every: int = option(10, "rounds between evaluations; the last is always evaluated", Limits(at_least=1))
+    backend: str = option("auto", "how clients are run; `auto` chooses")
+    device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one")
+    dtype: Literal["float32", "float64"] = option("float32", "precision of data and parameters")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A named choice and its options, all of them spelled out."""
+
+    name: str
+    options: Values
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run is made from: two equal experiments give the same record."""
+
+    general: General
+    dataset: Section
+    partition: Section
+    model: Section
+    training: Training
+    method: Section
+
+    def to_toml(self) -> str:
+        """Write the experiment as a file that `load_file` reads back."""
+        lines = _assignments(asdict(self.general))
+        for field in fields(self)[1:]:
+            section = getattr(self, field.name)
+            named = {"name": section.name, **section.options} if isinstance(section, Section) else asdict(section)
+            lines += ["", f"[{field.name}]", *_assignments(named)]
+        return "\n".join(lines) + "\n"
+
+    def with_general(self, **changes: str) -> Experiment:
+        """Return a copy with some keys outside the sections replaced."""
+        return replace(self, general=replace(self.general, **changes))  # type: ignore[arg-type]
+
+
+class Layer(NamedTuple):
+    """Some values and where they come from, for error messages."""
+
+    source: str
+    values: Values
+
+
+NAMED_SECTIONS: dict[str, Registry[Any]] = {
+    "dataset": DATASETS,
+    "partition": PARTITIONS,
+    "model": MODELS,
+    "method": METHODS,
+}
+DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
+
+
+def load_file(path: Path) -> Layer:
+    """Read a TOML file as a layer."""
+    try:
+        return Layer(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"`{path}` does not exist; give the path of an experiment's TOML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"`{path}` cannot be read as text ({error}); give an experiment's TOML file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"`{path}` is not valid TOML: {error}; mend that line.") from None
+
+
+def parse_set(assignments: Sequence[str]) -> Layer:
+    """Read `key=value` and `section.key=value` as a layer; a value that is not TOML is taken as a string."""
+    values: Values = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        section, dot, name = key.strip().rpartition(".")
+        if not equals or not name or (dot and not section) or "." in section:
+            raise UserError(f"`--set` got `{assignment}`; write `key=value` or `section.key=value`.")
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        target = values.setdefault(section, {}) if section else values
+        if not isinstance(target, dict):
+            raise UserError(f"`--set` gives `{section}` both a value and keys; give one of them.")
+        target[name] = value
+    return Layer("--set", values)
+
+
+def resolve(layers: Sequence[Layer]) -> Experiment:
+    """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
+    for layer in layers:
+        _check_shape(layer)
+    layers = _with_dataset_layers(layers)
+    general: Values = {}
+    for layer in layers:
+        found = {key: value for key, value in layer.values.items() if key in options_of(General)}
+        general |= _typed("", General, found, layer.source)
+    check_options("", General, general)
+    training: Values = {}
+    for layer in layers:
+        training |= _typed("training", Training, layer.values.get("training", {}), layer.source)
+    named = {section: _resolve_section(section, table, layers) for section, table in NAMED_SECTIONS.items()}
+    if general.get("backend", "auto") != "auto":
+        _lookup("backend", BACKENDS, general["backend"], "the experiment")
+    return Experiment(general=General(**general), training=Training(**training), **named)
+
+
+_PRESET = "the preset"
+
+
+def _check_shape(layer: Layer) -> None:
+    """Refuse unknown keys and sections, and sections that are not tables."""
+    sections = [*NAMED_SECTIONS, "training"]
+    for key, value in layer.values.items():
+        if key in sections:
+            if not isinstance(value, dict):
+                raise UserError(f"`{key}` in {layer.source} is {value!r}; it is a section: write `[{key}]` and keys.")
+        elif isinstance(value, dict):
+            raise UserError(f"`[{key}]` in {layer.source} is not a section; {nearest(key, sections)}")
+        elif key not in options_of(General):
+            raise UserError(
+                f"`{key}` in {layer.source} is not a key; {nearest(key, [*options_of(General), *sections])}"
+            )
+
+
+def _with_dataset_layers(layers: Sequence[Layer]) -> list[Layer]:
+    """Add what the chosen data set brings along: its defaults first, a preset's values beneath who asks for it."""
+    name, spread = DEFAULT_NAMES["dataset"], list[Layer]()
+    for layer in layers:
+        given = layer.values.get("dataset", {})
+        if given.get("name", name) != name:
+            name = given["name"]
+            spread = [lower for lower in spread if not lower.source.startswith(_PRESET)]
+        if "preset" in given:
+            presets = _lookup("dataset", DATASETS, name, layer.source).presets
+            values = _preset("dataset", name, presets, given["preset"], layer.source)
+            spread.append(Layer(f"{_PRESET} `{given['preset']}` of `{name}`", values))
+        spread.append(layer)
+    defaults = _lookup("dataset", DATASETS, name, "the experiment").defaults
+    return [Layer(f"the data set `{name}`", defaults), *spread]
+
+
+def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]) -> Section:
+    name, options = DEFAULT_NAMES[section], Values()
+    for layer in layers:
+        given = dict(layer.values.get(section, {}))
+        chosen = given.pop("name", name)
+        cls = _lookup(section, table, chosen, layer.source)
+        if chosen != name:
+            options = {key: value for key, value in options.items() if key in options_of(cls)}
+            name = chosen
+        if section == "method" and "preset" in given:
+            options |= _preset(section, name, cls.presets, given.pop("preset"), layer.source)
+        if section == "dataset":
+            # Its preset speaks about other sections and was spread over them already.
+            given.pop("preset", None)
+        options |= _typed(section, cls, given, layer.source)
+    check_options(section, cls, options)
+    spelled = {key: options.get(key, field.default) for key, field in options_of(cls).items()}
+    return Section(name, spelled)
+
+
+def _lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:
+    if not isinstance(name, str):
+        raise UserError(f"`{section}.name` in {source} is {name!r}; it must be a string.")
+    try:
+        return table[name]
+    except UserError as error:
+        place = section if section == "backend" else f"{section}.name"
+        raise UserError(f"`{place}`: {error}") from None
+
+
+def _preset(section: str, name: str, presets: Mapping[str, Values], preset: object, source: str) -> Values:
+    if preset not in presets:
+        known = f"use {' or '.join(f'`{known}`' for known in presets)}" if presets else "it has none: leave it out"
+        raise UserError(f"`{section}.preset` in {source} is {preset!r}, which `{name}` does not have; {known}.")
+    return dict(presets[str(preset)])
+
+
+def _typed(section: str, cls: type, values: Values, source: str) -> Values:
+    """Check keys and types of a section's values."""
+    known = options_of(cls)
+    for key in values:
+        if key not in known:
+            place = f"{section}.{key}" if section else key
+            raise UserError(f"`{place}` in {source} is not an option; {nearest(key, known)}")
+    return {
+        key: check_type(f"{section}.{key}" if section else key, cls, key, value, source)
+        for key, value in values.items()
+    }
+
+
+def _assignments(values: Values) -> list[str]:
+    # JSON's strings and numbers are TOML's too; an option without a value is left out.
+    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if value is not None]

@@ -1,0 +1,65 @@
+"""From accuracies by client and class to the figures of a record. All accuracies are in percent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmate.backends.base import View
+from fedmate.core import Federation, class_counts
+
+TESTS = ("balanced", "own")
+"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution."""
+
+
+def label_distribution(federation: Federation) -> Tensor:
+    """Return p_ik, the share of each class in each client's samples, `[clients, classes]`, float64."""
+    counts = torch.stack([class_counts(data, federation.num_classes) for data in federation.clients])
+    return counts.to(torch.float64).cpu() / counts.sum(1, keepdim=True).cpu()
+
+
+def evaluate_view(view: View, labels: Tensor) -> dict[str, Any]:
+    """Return the figures of one view on both tests.
+
+    Args:
+        view: accuracies of the clients in it.
+        labels: of all clients, as `label_distribution` gives them.
+    """
+    accuracies = 100 * view.accuracies.cpu()
+    own = labels[list(view.clients)]
+    weights = {"balanced": torch.ones_like(own), "own": own}
+    return {test: _figures(view, accuracies, weights[test], len(labels)) for test in TESTS}
+
+
+def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) -> dict[str, Any]:
+    """Weigh classes for each client; a class without test samples counts for nobody."""
+    known = ~accuracies.isnan()
+    weights = torch.where(known, weights, 0.0)
+    filled = torch.where(known, accuracies, 0.0)
+    by_client = (filled * weights).sum(1) / weights.sum(1)
+    by_class = (filled * weights).sum(0) / weights.sum(0)
+    everyone: list[float | None] = [None] * num_clients
+    for client, value in zip(view.clients, by_client.tolist(), strict=True):
+        everyone[client] = number(value)
+    return {**spread(by_client), "per_class": [number(v) for v in by_class.tolist()], "clients": everyone}
+
+
+def spread(values: Tensor) -> dict[str, float | None]:
+    """Return mean, standard deviation (of this population) and the mean of the worst tenth, at least one client."""
+    present = values[~values.isnan()]
+    if not len(present):
+        return {"mean": None, "std": None, "worst_tenth": None}
+    worst = present.sort().values[: math.ceil(len(present) / 10)]
+    return {
+        "mean": number(present.mean().item()),
+        "std": number(present.std(correction=0).item()),
+        "worst_tenth": number(worst.mean().item()),
+    }
+
+
+def number(value: float) -> float | None:
+    """Return a number as JSON can hold it: NaN and infinity become `null`."""
+    return value if math.isfinite(value) else None

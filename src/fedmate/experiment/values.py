@@ -1,0 +1,44 @@
+"""Checking a value from a file or the command line against the type its option declares."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+from fedmate.errors import UserError, nearest
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+
+
+def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
+    """Return `value` as the option `key` of `cls` takes it, or raise `UserError`.
+
+    Args:
+        place: the option's full name, for the message.
+        cls: the dataclass that declares it.
+        key: its name there.
+        value: what was found.
+        source: where it was found.
+    """
+    declared = typing.get_type_hints(cls)[key]
+    kinds = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    for kind in kinds:
+        if typing.get_origin(kind) is typing.Literal:
+            choices = typing.get_args(kind)
+            if value not in choices:
+                raise UserError(f"`{place}` in {source} is {_show(value)}; {nearest(str(value), choices)}")
+            return value
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            return value
+    expected = " or ".join(_WORDS[kind] for kind in kinds if kind is not types.NoneType)
+    raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {expected}.")
+
+
+def _show(value: Any) -> str:
+    """Say what was found and of which kind."""
+    word = {bool: "the truth value", int: "the number", float: "the number", str: "the string", list: "the list"}
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"{word.get(type(value), type(value).__name__)} {text}"

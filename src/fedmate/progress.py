@@ -1,0 +1,80 @@
+"""Progress of a run: a live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from typing import final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedmate.experiment.build import Built
+from fedmate.experiment.run import Observer
+
+
+@final
+class Bar(Observer):
+    """A bar per method that shows the round, the headline accuracy and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        """Draw on a display that several runs share."""
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def started(self, built: Built) -> None:
+        """Add a bar."""
+        name, rounds = built.experiment.method.name, built.experiment.general.rounds
+        self._task = self._progress.add_task(name, total=rounds, accuracy="")
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        """Move the bar on."""
+        accuracy = "" if headline is None else f"{headline:.2f} %"
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, accuracy=accuracy)
+
+    def said(self, sentence: str) -> None:
+        """Print above the bars."""
+        self._progress.console.print(escape(sentence))
+
+
+@final
+class Lines(Observer):
+    """A line whenever the headline accuracy changes, and at least every tenth of the run."""
+
+    def __init__(self, console: Console) -> None:
+        """Print to a console."""
+        self._console = console
+        self._name, self._rounds, self._start, self._shown = "", 0, 0.0, None
+
+    def started(self, built: Built) -> None:
+        """Remember how long the run is."""
+        self._name, self._rounds = built.experiment.method.name, built.experiment.general.rounds
+        self._start = time.perf_counter()
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        """Print a line when there is something to tell."""
+        evaluated = headline != self._shown
+        if not evaluated and done % max(1, self._rounds // 10) and done != self._rounds:
+            return
+        self._shown = headline  # type: ignore[assignment]
+        left = (time.perf_counter() - self._start) / done * (self._rounds - done)
+        accuracy = "" if headline is None else f"  accuracy {headline:.2f} %"
+        self.said(f"{self._name}: round {done}/{self._rounds}{accuracy}  {left:.0f} s left")
+
+    def said(self, sentence: str) -> None:
+        """Print one line, however long."""
+        self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def bars(console: Console) -> Progress:
+    """Return the display that `Bar` draws on."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+    )
