@@ -61,9 +61,13 @@ def client_data(x: Tensor, y: Tensor) -> ClientData:
 
 
 def pad(data: ClientData, length: int) -> ClientData:
-    """Append masked rows until there are `length`, so that unequal clients can be stacked."""
+    """Append masked rows until there are `length`, so that unequal clients can be stacked.
+
+    They repeat the first sample: a network may divide by a sample's own spread, and zeros would turn into NaN.
+    """
     missing = length - len(data.y)
-    return ClientData(*(torch.cat([leaf, leaf.new_zeros((missing, *leaf.shape[1:]))]) for leaf in data))
+    x, y = (torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])]) for leaf in (data.x, data.y))
+    return ClientData(x, y, torch.cat([data.mask, data.mask.new_zeros(missing)]))
 
 
 def num_samples(data: ClientData) -> Tensor:
@@ -106,6 +110,6 @@ def batches(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iter
     padding alone is recognised by its mask.
     """
     for epoch in range(epochs):
-        pass_key = fold(key, epoch)
-        for step, ids in enumerate(torch.split(shuffle(pass_key, data.mask), batch_size)):
-            yield Batch(data.x[ids], data.y[ids], data.mask[ids], ids, fold(pass_key, step))
+        order, step_key = shuffle(fold(key, epoch), data.mask), fold(key, epoch, "step")
+        for step, ids in enumerate(torch.split(order, batch_size)):
+            yield Batch(data.x[ids], data.y[ids], data.mask[ids], ids, fold(step_key, step))

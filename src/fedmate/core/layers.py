@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,9 +28,10 @@ BufferPolicy = Literal["shared", "private", "dropped"]
 
 @dataclass(frozen=True)
 class SampleContext:
-    """What layers may know about the batch that passes through them."""
+    """What layers may know about the samples that pass through them: who is real, and in training the step's batch."""
 
-    batch: Batch
+    mask: Tensor
+    batch: Batch | None = None
     calls: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -38,23 +39,32 @@ _context: ContextVar[SampleContext] = ContextVar("sample_context")
 
 
 @contextmanager
-def sample_context(batch: Batch) -> Iterator[None]:
-    """Let layers see the mask, the ids and the key of `batch` while a step runs."""
-    token = _context.set(SampleContext(batch))
+def _entered(context: SampleContext) -> Iterator[None]:
+    token = _context.set(context)
     try:
         yield
     finally:
         _context.reset(token)
 
 
+def sample_context(batch: Batch) -> AbstractContextManager[None]:
+    """Let layers see the mask, the ids and the key of `batch` while a step runs."""
+    return _entered(SampleContext(batch.mask, batch))
+
+
+def mask_context(mask: Tensor) -> AbstractContextManager[None]:
+    """Let layers see which samples are real while they are evaluated."""
+    return _entered(SampleContext(mask))
+
+
 def _current(layer: str, x: Tensor) -> SampleContext:
     context = _context.get(None)
     if context is None:
-        raise RuntimeError(f"{layer} in training mode runs inside `loop` or `sample_context` only")
-    if x.shape[0] != context.batch.mask.shape[0]:
+        raise RuntimeError(f"{layer} needs to know its samples: call the model inside `loop` or `sample_context`")
+    if x.shape[0] != context.mask.shape[0]:
         raise UserError(
-            f"{layer} got {x.shape[0]} rows for {context.batch.mask.shape[0]} samples; keep the samples on the "
-            "first axis of what it reads."
+            f"{layer} got {x.shape[0]} rows for {context.mask.shape[0]} samples; keep the samples on the first axis "
+            "of what it reads."
         )
     return context
 
@@ -67,13 +77,13 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise with the batch's statistics in training, with the running ones in evaluation."""
-        if self.training:
-            mean, variance = self._batch_statistics(input, _current("BatchNorm", input).batch.mask)
-        elif self.running_mean is not None and self.running_var is not None:
+        if not self.training and self.running_mean is not None and self.running_var is not None:
             mean, variance = self.running_mean, self.running_var
-        else:
+        elif not self.training and _context.get(None) is None:
             everyone = torch.ones(input.shape[0], dtype=torch.bool, device=input.device)
             mean, variance = self._batch_statistics(input, everyone)
+        else:
+            mean, variance = self._batch_statistics(input, _current("BatchNorm", input).mask)
         shape = (1, -1, *[1] * (input.dim() - 2))
         scale = torch.rsqrt(variance + self.eps)
         output = (input - mean.reshape(shape)) * scale.reshape(shape)
@@ -83,18 +93,18 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _batch_statistics(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         axes = [0, *range(2, x.dim())]
-        weight = mask.reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+        real = mask.reshape(-1, *[1] * (x.dim() - 1))
         # A batch of padding alone is discarded afterwards; the clamp only keeps NaN out of it.
         count = (mask.sum() * (x[0].numel() // x.shape[1])).clamp(min=1).to(x.dtype)
-        kept = torch.where(weight > 0, x, torch.zeros_like(x))
-        mean = kept.sum(axes) / count
-        centred = (x - mean.reshape(1, -1, *[1] * (x.dim() - 2))) * weight
+        mean = torch.where(real, x, torch.zeros_like(x)).sum(axes) / count
+        # Chosen before subtracting, so that neither values nor gradients see what padding holds.
+        shifted = torch.where(real, x, mean.reshape(1, -1, *[1] * (x.dim() - 2)))
+        centred = shifted - mean.reshape(1, -1, *[1] * (x.dim() - 2))
         variance = centred.square().sum(axes) / count
         if self.training and self.running_mean is not None and self.running_var is not None:
             unbiased = variance * count / (count - 1).clamp(min=1)
-            step = 0.1 if self.momentum is None else self.momentum
-            self.running_mean = torch.lerp(self.running_mean, mean.detach(), step)
-            self.running_var = torch.lerp(self.running_var, unbiased.detach(), step)
+            self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)  # type: ignore[arg-type]
+            self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)  # type: ignore[arg-type]
         return mean, variance
 
 
@@ -117,6 +127,8 @@ class KeyedDropout(nn.Module):
         if not self.training or self.probability == 0:
             return x
         context = _current("Dropout", x)
+        if context.batch is None:
+            raise RuntimeError("Dropout in training mode runs inside `loop` only")
         # A module may be called twice in one forward pass: counting calls keeps the two apart.
         key = fold(context.batch.key, "dropout", next(context.calls))
         shape = (x.shape[1], *[1] * (x.dim() - 2)) if self.channels else tuple(x.shape[1:])
@@ -131,10 +143,23 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-def swap_layers(module: nn.Module, buffers: BufferPolicy, path: str = "") -> nn.Module:
+def swap_layers(module: nn.Module, buffers: BufferPolicy) -> nn.Module:
     """Replace every BatchNorm and dropout inside `module` by its stateless twin, under the same name."""
-    for name, child in module.named_children():
-        setattr(module, name, swap_layers(child, buffers, f"{path}{name}."))
+    twins: dict[nn.Module, nn.Module] = {}
+
+    def swap(part: nn.Module, path: str) -> nn.Module:
+        # A layer may be used in two places; it must stay one layer.
+        if part not in twins:
+            for name, child in part._modules.items():
+                if child is not None:
+                    part._modules[name] = swap(child, f"{path}.{name}" if path else name)
+            twins[part] = _twin(part, buffers, path or "module")
+        return twins[part]
+
+    return swap(module, "")
+
+
+def _twin(module: nn.Module, buffers: BufferPolicy, path: str) -> nn.Module:
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return KeyedDropout(module.p, isinstance(module, _CHANNEL_DROPOUT))
     if isinstance(module, _BATCH_NORM):
@@ -142,18 +167,25 @@ def swap_layers(module: nn.Module, buffers: BufferPolicy, path: str = "") -> nn.
     hidden = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
     if isinstance(module, _RANDOM) or hidden:
         raise UserError(
-            f"`{path.rstrip('.') or 'module'}` is a {type(module).__name__} with randomness of its own, which would "
+            f"`{path}` is a {type(module).__name__} with randomness of its own, which would "
             "make results depend on the order of clients; use `nn.Dropout` layers instead."
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+        raise UserError(
+            f"`{path}` is a {type(module).__name__} that tracks statistics; leave `track_running_stats` off."
         )
     return module
 
 
 def _swap_batch_norm(module: nn.modules.batchnorm._BatchNorm, buffers: BufferPolicy, path: str) -> nn.Module:
     if module.momentum is None:
-        raise UserError(f"`{path.rstrip('.')}` has `momentum=None`; give this BatchNorm a momentum, such as 0.1.")
+        raise UserError(f"`{path}` has `momentum=None`; give this BatchNorm a momentum, such as 0.1.")
     tracked = module.track_running_stats and buffers != "dropped"
     twin = MaskedBatchNorm(module.num_features, module.eps, module.momentum, module.affine, tracked)
+    tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    if tensors:
+        twin = twin.to(tensors[0].device, tensors[0].dtype)
     twin.load_state_dict({k: v for k, v in module.state_dict().items() if k in twin.state_dict()})
     # Only needed for `momentum=None`; left in place it would cross the wire as a number nobody reads.
     twin.num_batches_tracked = None
-    return twin.to(next(module.parameters()).dtype) if module.affine else twin
+    return twin

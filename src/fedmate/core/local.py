@@ -41,6 +41,8 @@ def gradient(function: Callable[[Tree], tuple[Tensor, Tree]], variables: Tree) -
     points = tree_map(lambda t: t.detach().requires_grad_(), variables)
     with torch.enable_grad():
         value, extra = function(points)
+    if not value.requires_grad:
+        return tree_map(torch.zeros_like, variables), tree_map(lambda t: t.detach(), extra)
     found = iter(torch.autograd.grad(value, list(leaves(points)), materialize_grads=True))
     return tree_map(lambda _: next(found), points), tree_map(lambda t: t.detach(), extra)
 
@@ -101,6 +103,8 @@ def fit(
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Return the mean cross-entropy over the samples that count."""
+    # Chosen before the loss: a row that does not count must not send NaN back either.
+    logits = torch.where(mask[:, None], logits, torch.zeros_like(logits))
     losses = functional.cross_entropy(logits, labels, reduction="none")
     return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)
 

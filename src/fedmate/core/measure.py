@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedmate.core.data import ClientData, class_counts
+from fedmate.core.layers import mask_context
 from fedmate.core.local import cross_entropy
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree
@@ -14,17 +15,26 @@ CHUNK = 1000
 """Samples evaluated at once: enough to keep a processor busy, few enough for its memory."""
 
 
-def _logits(model: Model, params: Tree, x: Tensor) -> Tensor:
-    return torch.cat([model.logits(params, chunk) for chunk in torch.split(x, CHUNK)])
+def all_features(model: Model, params: Tree, data: ClientData) -> Tensor:
+    """Return the features of all samples, in evaluation mode, some at a time."""
+    found = []
+    for x, mask in zip(torch.split(data.x, CHUNK), torch.split(data.mask, CHUNK), strict=True):
+        with mask_context(mask):
+            found.append(model.features(params, x)[0])
+    return torch.cat(found)
+
+
+def _logits(model: Model, params: Tree, data: ClientData) -> Tensor:
+    return model.classify(params, all_features(model, params, data))
 
 
 def mean_loss(model: Model, params: Tree, data: ClientData) -> Tensor:
     """Return the mean cross-entropy over a client's samples, in evaluation mode."""
-    return cross_entropy(_logits(model, params, data.x), data.y, data.mask)
+    return cross_entropy(_logits(model, params, data), data.y, data.mask)
 
 
 def class_accuracies(model: Model, params: Tree, test: ClientData, num_classes: int) -> Tensor:
     """Return the share of each class that is recognised, `[classes]`, float64; NaN where a class has no sample."""
-    right = (_logits(model, params, test.x).argmax(-1) == test.y) & test.mask
+    right = (_logits(model, params, test).argmax(-1) == test.y) & test.mask
     hits = class_counts(ClientData(test.x, test.y, right), num_classes)
     return hits.to(torch.float64) / class_counts(test, num_classes)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedmate.core.data import Batch
-from fedmate.core.layers import BufferPolicy, sample_context, swap_layers
+from fedmate.core.layers import BufferPolicy, KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree
 from fedmate.errors import UserError
@@ -60,10 +60,15 @@ class Model:
         }
         if not self._initial["classifier"]:
             raise UserError(f"`classifier` is `{classifier}`, which has no parameters; name the last layer that has.")
-        if any(True for _ in head.buffers()):
+        stateful = any(isinstance(layer, MaskedBatchNorm | KeyedDropout) for layer in head.modules())
+        if stateful or any(True for _ in head.buffers()):
             raise UserError(
-                f"`classifier` is `{classifier}`, which has buffers; name the last layer, without BatchNorm."
+                f"`classifier` is `{classifier}`, which holds BatchNorm, dropout or buffers; name the last layer alone."
             )
+        if {id(p) for p in network.parameters()} & {id(p) for p in head.parameters()}:
+            raise UserError(f"`classifier` is `{classifier}`, which shares weights with the extractor; untie them.")
+        # functional_call looks for tied weights only if told to: it takes time in every step.
+        self._tied = len(list(network.named_parameters(remove_duplicate=False))) > len(self._initial["extractor"])
         self._local = threading.local()
 
     def init_params(self) -> Tree:
@@ -76,6 +81,18 @@ class Model:
         return sum(t.numel() for part in ("extractor", "classifier") for t in self._initial[part].values())
 
     @property
+    def extractor_size(self) -> int:
+        """How many numbers the extractor has."""
+        return sum(t.numel() for t in self._initial["extractor"].values())
+
+    @property
+    def width(self) -> int:
+        """The length of a feature vector (K)."""
+        if "weight" not in self._initial["classifier"]:
+            raise UserError("`classifier` must be a single linear layer for methods that use prototypes.")
+        return self._initial["classifier"]["weight"].shape[1]
+
+    @property
     def shared_buffers(self) -> tuple[str, ...]:
         """The part of a message that carries buffers: `("buffers",)`, or nothing when none are shared."""
         return ("buffers",) if self._initial["buffers"] and self.buffer_policy != "private" else ()
@@ -86,7 +103,7 @@ class Model:
         # updates in place from reaching into the caller's tree.
         buffers = {name: b.clone() for name, b in params["buffers"].items()} if train else params["buffers"]
         tensors = {**params["extractor"], **buffers}
-        z = functional_call(self._skeletons()[train][0], tensors, (x,), tie_weights=False)
+        z = functional_call(self._skeletons()[train][0], tensors, (x,), tie_weights=self._tied)
         return z, {name: tensors[name].detach() for name in buffers} if train else buffers
 
     def classify(self, params: Tree, z: Tensor) -> Tensor:
@@ -112,18 +129,24 @@ class Model:
     def check(self, module: nn.Module, x: Tensor, num_classes: int) -> None:
         """Raise `UserError` unless this model computes what `module` computes, on a few samples `x`."""
         params = self.init_params()
-        with torch.no_grad():
-            logits = self.logits(params, x)
-            expected = copy.deepcopy(module).eval()(x)
+        not_last = "`classifier` must name the layer whose output is the module's output; it is not the last."
+        try:
+            self._check_no_hidden_randomness(params, x)
+            with torch.no_grad():
+                logits, expected = self.logits(params, x), copy.deepcopy(module).eval()(x)
+        except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise UserError(f"{not_last} ({str(error).splitlines()[0]})") from error
+        if not isinstance(expected, Tensor):
+            raise UserError(f"`model` returns a {type(expected).__name__}; it must return a tensor of logits.")
         if logits.shape != (len(x), num_classes):
             raise UserError(
                 f"`model` answers {len(x)} samples with shape {tuple(logits.shape)}; its classifier must give one "
                 f"logit for each of the {num_classes} classes."
             )
         # Without running statistics BatchNorm cannot answer as the module did.
-        if self.buffer_policy != "dropped" and not torch.allclose(logits, expected, rtol=1e-4, atol=1e-5):
-            raise UserError("`classifier` must name the layer whose output is the module's output; it is not the last.")
-        self._check_no_hidden_randomness(params, x)
+        same = expected.shape == logits.shape and torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
+        if self.buffer_policy != "dropped" and not same:
+            raise UserError(not_last)
 
     def _check_no_hidden_randomness(self, params: Tree, x: Tensor) -> None:
         ids = torch.arange(len(x), device=x.device)

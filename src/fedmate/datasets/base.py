@@ -9,6 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmate.core.options import check_options
+
 
 class Samples(NamedTuple):
     """Inputs `[samples, channels, height, width]`, float32, and labels `[samples]`, int64."""
@@ -40,6 +42,10 @@ class Dataset(ABC):
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
     """Named settings that replace those defaults, by section."""
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their limits."""
+        check_options("dataset", type(self), vars(self))
 
     @abstractmethod
     def load(self) -> Arrays:

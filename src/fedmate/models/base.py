@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedmate.core import BufferPolicy, option
+from fedmate.core.options import check_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,10 @@ class Architecture(ABC):
     buffers: BufferPolicy = option(
         "shared", "BatchNorm statistics: `shared` with the extractor, `private` to a client, or `dropped`"
     )
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their limits."""
+        check_options("model", type(self), vars(self))
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.core import Limits, option
+from fedmate.core.options import check_options
 from fedmate.errors import UserError
 
 Indices = NDArray[np.int64]
@@ -39,6 +40,10 @@ class Partition(ABC):
 
     clients: int = option(20, "how many clients there are (N)", Limits(at_least=1))
     examples: int | None = option(None, "the most samples a client gets", Limits(at_least=1))
+
+    def __post_init__(self) -> None:
+        """Refuse options outside their limits."""
+        check_options("partition", type(self), vars(self))
 
     def split(self, labels: Indices, num_classes: int, rng: np.random.Generator) -> list[Indices]:
         """Return which samples each client holds, in ascending order, at least one each."""

@@ -38,9 +38,7 @@ class Dirichlet(Partition):
         return [hand[: self.cap(len(hand))] for hand in rows]
 
     def _shares(self, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Draw proportions; a tiny alpha can underflow to nothing at all, then one client gets the class."""
+        """Draw proportions; where alpha overflows they are equal, which is what it tends to."""
         shares = rng.dirichlet(np.full(self.clients, self.alpha))
-        if not np.isfinite(shares).all() or shares.sum() == 0:
-            shares = np.zeros(self.clients)
-            shares[rng.integers(self.clients)] = 1
-        return shares
+        usable = np.isfinite(shares).all() and np.isclose(shares.sum(), 1)
+        return shares if usable else np.full(self.clients, 1 / self.clients)

@@ -25,11 +25,11 @@ class Pathological(Partition):
 
     def deal(self, deck: Deck) -> list[Indices]:
         """Draw classes, then samples."""
-        held = self.classes_per_client
-        if held > deck.num_classes:
+        held, classes = self.classes_per_client, len(np.unique(deck.labels))
+        if held > classes:
             raise UserError(
-                f"`partition.classes_per_client` is {held}, but the data set has {deck.num_classes} classes; use at "
-                "most that many."
+                f"`partition.classes_per_client` is {held}, but the data set has {classes} classes; use at most that "
+                "many."
             )
         # At least one sample per class, even with more clients and classes than samples to go round.
         size = self.cap(held * max(1, len(deck.labels) // (self.clients * held)))
@@ -42,7 +42,7 @@ class Pathological(Partition):
 
     def _draw(self, deck: Deck, size: int, client: int) -> Indices:
         held = self.classes_per_client
-        classes = np.sort(deck.rng.choice(deck.num_classes, held, replace=False))
+        classes = np.sort(deck.rng.choice(np.unique(deck.labels), held, replace=False))
         rows = []
         for j, k in enumerate(classes):
             members = np.flatnonzero(deck.labels == k)

@@ -1,0 +1,180 @@
+"""What a client holds is read once per pass, and padding is never noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedmate.core.data import (
+    Batch,
+    ClientData,
+    batches,
+    class_counts,
+    class_means,
+    client_data,
+    num_samples,
+    pad,
+)
+from fedmate.core.random import make_key
+
+
+def make_data(samples: int, classes: int = 4, seed: int = 0) -> ClientData:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 2, 3, dtype=torch.float64, generator=generator)
+    return client_data(x, torch.randint(classes, (samples,), generator=generator))
+
+
+def real_part(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.x[batch.mask], batch.y[batch.mask], batch.ids[batch.mask]
+
+
+class TestPad:
+    def test_client_data_counts_everything(self) -> None:
+        data = make_data(5)
+        assert data.mask.dtype == torch.bool
+        assert data.mask.tolist() == [True] * 5
+
+    @pytest.mark.parametrize("length", [5, 6, 13])
+    def test_appends_masked_rows(self, length: int) -> None:
+        data = make_data(5)
+        padded = pad(data, length)
+        assert padded.x.shape == (length, 2, 3)
+        assert padded.mask.tolist() == [True] * 5 + [False] * (length - 5)
+        for before, after in zip(data, padded, strict=True):
+            assert after.shape[0] == length
+            assert after.dtype == before.dtype
+            assert torch.equal(after[:5], before)
+        # Padding passes through networks and losses, so it must be something they can read.
+        assert torch.isfinite(padded.x).all()
+        assert bool(((padded.y >= 0) & (padded.y < 4)).all())
+
+    def test_pads_what_is_padded(self) -> None:
+        padded = pad(pad(make_data(5), 7), 9)
+        assert padded.mask.tolist() == [True] * 5 + [False] * 4
+
+    def test_padded_clients_stack(self) -> None:
+        clients = [pad(make_data(n), 6) for n in (1, 4, 6)]
+        stacked = ClientData(*(torch.stack(leaf) for leaf in zip(*clients, strict=True)))
+        assert torch.func.vmap(num_samples)(stacked).tolist() == [1, 4, 6]
+
+
+class TestCounts:
+    @settings(deadline=None, max_examples=40)
+    @given(samples=st.integers(1, 20), padding=st.integers(0, 10), seed=st.integers(0, 10**6))
+    def test_only_real_samples_count(self, samples: int, padding: int, seed: int) -> None:
+        data = make_data(samples, seed=seed)
+        padded = pad(data, samples + padding)
+        assert int(num_samples(padded)) == samples
+        assert num_samples(padded).dtype == torch.int64
+        expected = [data.y.tolist().count(k) for k in range(6)]
+        counts = class_counts(padded, 6)
+        assert counts.dtype == torch.int64
+        assert counts.tolist() == expected
+
+    def test_holes_in_the_mask(self) -> None:
+        data = ClientData(torch.zeros(4, 1), torch.tensor([0, 1, 1, 2]), torch.tensor([True, False, True, False]))
+        assert class_counts(data, 3).tolist() == [1, 1, 0]
+
+
+class TestClassMeans:
+    @settings(deadline=None, max_examples=40)
+    @given(holes=st.lists(st.booleans(), min_size=1, max_size=20), seed=st.integers(0, 10**6))
+    def test_is_a_plain_loop(self, holes: list[bool], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(len(holes), 3, dtype=torch.float64, generator=generator)
+        labels = torch.randint(4, (len(holes),), generator=generator)
+        means, counts = class_means(features, labels, torch.tensor(holes), 5)
+        for k in range(5):
+            members = [features[i] for i in range(len(holes)) if holes[i] and int(labels[i]) == k]
+            assert int(counts[k]) == len(members)
+            expected = sum(members, torch.zeros(3, dtype=torch.float64)) / max(1, len(members))
+            torch.testing.assert_close(means[k], expected, rtol=0, atol=1e-13)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_an_absent_class_is_zeros_with_count_zero(self, dtype: torch.dtype) -> None:
+        means, counts = class_means(
+            torch.tensor([[1.0, 2.0], [3.0, 6.0]], dtype=dtype),
+            torch.tensor([2, 2]),
+            torch.ones(2, dtype=torch.bool),
+            4,
+        )
+        assert means.dtype == dtype
+        assert means.tolist() == [[0, 0], [0, 0], [2, 4], [0, 0]]
+        assert counts.dtype == torch.int64
+        assert counts.tolist() == [0, 0, 2, 0]
+
+    @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+    def test_what_does_not_count_may_hold_anything(self, poison: float) -> None:
+        features = torch.tensor([[1.0], [poison], [3.0]])
+        means, counts = class_means(features, torch.tensor([0, 0, 0]), torch.tensor([True, False, True]), 2)
+        assert means.tolist() == [[2.0], [0.0]]
+        assert counts.tolist() == [2, 0]
+
+    def test_many_clients_at_once(self) -> None:
+        clients = [make_data(n, seed=n) for n in (1, 5, 8)]
+        padded = [pad(data, 8) for data in clients]
+        stacked = ClientData(*(torch.stack(leaf) for leaf in zip(*padded, strict=True)))
+        means, counts = torch.func.vmap(lambda d: class_means(d.x.flatten(1), d.y, d.mask, 4))(stacked)
+        for i, data in enumerate(clients):
+            alone, count = class_means(data.x.flatten(1), data.y, data.mask, 4)
+            torch.testing.assert_close(means[i], alone, rtol=0, atol=1e-14)
+            assert torch.equal(counts[i], count)
+
+
+class TestBatches:
+    @settings(deadline=None, max_examples=40)
+    @given(
+        samples=st.integers(1, 25), batch_size=st.integers(1, 30), epochs=st.integers(0, 3), seed=st.integers(0, 10**6)
+    )
+    def test_each_pass_reads_each_sample_once(self, samples: int, batch_size: int, epochs: int, seed: int) -> None:
+        data = make_data(samples, seed=seed)
+        read = list(batches(data, batch_size, epochs, make_key(seed)))
+        steps = -(-samples // batch_size)
+        assert len(read) == epochs * steps
+        for epoch in range(epochs):
+            one_pass = read[epoch * steps : (epoch + 1) * steps]
+            ids = torch.cat([batch.ids for batch in one_pass])
+            assert sorted(ids.tolist()) == list(range(samples))
+            assert [len(batch.y) for batch in one_pass[:-1]] == [batch_size] * (steps - 1)
+            for batch in one_pass:
+                assert bool(batch.mask.all())
+                assert torch.equal(batch.x, data.x[batch.ids])
+                assert torch.equal(batch.y, data.y[batch.ids])
+
+    @settings(deadline=None, max_examples=40)
+    @given(
+        samples=st.integers(1, 15), padding=st.integers(0, 15), batch_size=st.integers(1, 8), seed=st.integers(0, 10**6)
+    )
+    def test_padding_does_not_change_real_batches(self, samples: int, padding: int, batch_size: int, seed: int) -> None:
+        data, key = make_data(samples, seed=seed), make_key(seed)
+        alone = list(batches(data, batch_size, 2, key))
+        padded = list(batches(pad(data, samples + padding), batch_size, 2, key))
+        assert len(padded) == 2 * -(-(samples + padding) // batch_size)
+        live = [batch for batch in padded if bool(batch.mask.any())]
+        assert len(live) == len(alone)
+        for mine, other in zip(alone, live, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(real_part(mine), real_part(other), strict=True))
+            assert torch.equal(mine.key, other.key)
+
+    def test_passes_and_keys_differ(self) -> None:
+        data = make_data(30)
+        first, second, third = batches(data, 30, 3, make_key(0))
+        assert len({tuple(batch.ids.tolist()) for batch in (first, second, third)}) == 3
+        other = next(iter(batches(data, 30, 1, make_key(1))))
+        assert not torch.equal(other.ids, first.ids)
+        again = next(iter(batches(data, 30, 1, make_key(0))))
+        assert torch.equal(again.ids, first.ids)
+
+    def test_every_step_has_a_key_of_its_own(self) -> None:
+        keys = [int(batch.key) for batch in batches(make_data(30), 4, 5, make_key(0))]
+        assert len(set(keys)) == len(keys) == 40
+
+    def test_a_samples_batch_is_left_to_chance(self) -> None:
+        data = make_data(20)
+        first = [tuple(next(iter(batches(data, 5, 1, make_key(seed)))).ids.tolist()) for seed in range(200)]
+        counts = torch.bincount(torch.tensor(first).flatten(), minlength=20)
+        # Each sample is in the first batch in a quarter of the runs: 50 of 200, give or take five deviations.
+        assert bool(((counts - 50).abs() < 5 * (200 * 0.25 * 0.75) ** 0.5).all())

@@ -1,0 +1,377 @@
+"""BatchNorm and dropout are torch's, but blind to padding and to company."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmate.core.data import Batch
+from fedmate.core.layers import BufferPolicy, KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
+from fedmate.core.model import Model
+from fedmate.core.random import fold, make_key
+from fedmate.errors import UserError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small operations lose more than they gain by being split."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(x: Tensor, real: int | None = None, key: Tensor | None = None, ids: Tensor | None = None) -> Batch:
+    """A batch whose first `real` rows count."""
+    rows = torch.arange(len(x))
+    mask = rows < (len(x) if real is None else real)
+    return Batch(x, torch.zeros_like(rows), mask, rows if ids is None else ids, make_key(0) if key is None else key)
+
+
+NORMS = [
+    pytest.param(nn.BatchNorm1d, (16, 3), id="1d"),
+    pytest.param(nn.BatchNorm1d, (8, 3, 5), id="1d with length"),
+    pytest.param(nn.BatchNorm2d, (6, 3, 4, 2), id="2d"),
+    pytest.param(nn.BatchNorm3d, (4, 3, 2, 3, 2), id="3d"),
+]
+
+
+def trained_norm(kind: type[Any], options: dict[str, Any]) -> Any:
+    """A BatchNorm in double precision whose parameters and statistics are not the usual ones and zeros."""
+    norm = kind(3, **options).double()
+    with torch.no_grad():
+        for i, tensor in enumerate([*norm.parameters(), norm.running_mean, norm.running_var]):
+            if tensor is not None:
+                tensor.copy_(torch.tensor([0.75, 1.5, 2.25]) + i / 8)
+    return norm
+
+
+class TestBatchNorm:
+    @pytest.mark.parametrize(("kind", "shape"), NORMS)
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"momentum": 0.3, "eps": 1e-2}, {"affine": False}, {"track_running_stats": False}, {"momentum": 0.0}],
+        ids=["usual", "momentum", "no weight", "no statistics", "momentum 0"],
+    )
+    def test_is_torchs_in_training_and_evaluation(
+        self, kind: type[Any], shape: tuple[int, ...], options: dict[str, Any]
+    ) -> None:
+        norm = trained_norm(kind, options)
+        twin: Any = swap_layers(copy.deepcopy(norm), "shared")
+        assert isinstance(twin, MaskedBatchNorm)
+        for step in range(4):
+            x = randn(*shape, seed=step) * (step + 1) + step
+            with sample_context(batch_of(x)):
+                torch.testing.assert_close(twin(x), norm(x), rtol=0, atol=1e-12)
+        if norm.running_mean is None:
+            assert twin.running_mean is None
+        else:
+            torch.testing.assert_close(twin.running_mean, norm.running_mean, rtol=0, atol=1e-12)
+            torch.testing.assert_close(twin.running_var, norm.running_var, rtol=0, atol=1e-12)
+        x = randn(*shape, seed=9)
+        torch.testing.assert_close(twin.eval()(x), norm.eval()(x), rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize(("kind", "shape"), NORMS)
+    def test_gradients_are_torchs(self, kind: type[Any], shape: tuple[int, ...]) -> None:
+        norm = trained_norm(kind, {})
+        twin = swap_layers(copy.deepcopy(norm), "shared")
+        gradients = []
+        for layer in (norm, twin):
+            x = randn(*shape).requires_grad_()
+            with sample_context(batch_of(x)):
+                loss = (layer(x) * randn(*shape, seed=3)).sum()
+            gradients.append(torch.autograd.grad(loss, [x, *layer.parameters()]))
+        for found, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+    @pytest.mark.parametrize(("kind", "shape"), NORMS)
+    def test_padding_changes_nothing(self, kind: type[Any], shape: tuple[int, ...]) -> None:
+        self.check_padding(kind, shape, 1e6)
+
+    @pytest.mark.parametrize("filling", [0.0, math.inf, math.nan])
+    def test_padding_may_hold_anything(self, filling: float) -> None:
+        self.check_padding(nn.BatchNorm2d, (6, 3, 4, 2), filling)
+
+    def check_padding(self, kind: type[Any], shape: tuple[int, ...], filling: float) -> None:
+        norm = trained_norm(kind, {})
+        alone: Any = swap_layers(copy.deepcopy(norm), "shared")
+        padded: Any = swap_layers(copy.deepcopy(norm), "shared")
+        for step in range(3):
+            x = randn(*shape, seed=step)
+            longer = torch.cat([x, torch.full((3, *shape[1:]), filling, dtype=torch.float64)])
+            with sample_context(batch_of(x)):
+                expected = alone(x)
+            with sample_context(batch_of(longer, real=len(x))):
+                found = padded(longer)[: len(x)]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(padded.running_mean, alone.running_mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(padded.running_var, alone.running_var, rtol=0, atol=1e-12)
+
+    def test_a_batch_of_padding_is_finite(self) -> None:
+        twin: Any = swap_layers(nn.BatchNorm1d(3).double(), "shared")
+        x = randn(4, 3)
+        with sample_context(batch_of(x, real=0)):
+            assert torch.isfinite(twin(x)).all()
+        assert torch.isfinite(twin.running_mean).all()
+        assert torch.isfinite(twin.running_var).all()
+
+    def test_statistics_are_rebound_not_written_into(self) -> None:
+        twin: Any = swap_layers(nn.BatchNorm1d(3).double(), "shared")
+        mean, variance = twin.running_mean, twin.running_var
+        x = randn(8, 3) + 2
+        with sample_context(batch_of(x)):
+            twin(x)
+        assert mean.tolist() == [0.0] * 3
+        assert variance.tolist() == [1.0] * 3
+        assert not torch.equal(twin.running_mean, mean)
+        assert not twin.running_mean.requires_grad
+
+    @pytest.mark.parametrize("affine", [True, False])
+    def test_keeps_precision(self, affine: bool) -> None:
+        norm = trained_norm(nn.BatchNorm1d, {"affine": affine})
+        with torch.no_grad():
+            for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
+                tensor.div_(3)
+        twin = swap_layers(copy.deepcopy(norm), "shared")
+        state = {name: tensor for name, tensor in norm.state_dict().items() if name != "num_batches_tracked"}
+        assert set(twin.state_dict()) == set(state)
+        for name, tensor in twin.state_dict().items():
+            assert tensor.dtype == torch.float64, name
+            assert torch.equal(tensor, state[name]), name
+
+    def test_needs_to_know_its_samples(self) -> None:
+        twin = swap_layers(nn.BatchNorm1d(3).double(), "shared")
+        with pytest.raises(RuntimeError, match="BatchNorm needs to know its samples: call the model inside `loop`"):
+            twin(randn(4, 3))
+        with pytest.raises(UserError) as error, sample_context(batch_of(randn(4, 3))):
+            twin(randn(8, 3))
+        assert str(error.value) == (
+            "BatchNorm got 8 rows for 4 samples; keep the samples on the first axis of what it reads."
+        )
+
+    def test_momentum_none_is_refused_by_name(self) -> None:
+        module = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
+        with pytest.raises(UserError) as error:
+            swap_layers(module, "shared")
+        assert str(error.value) == "`1.0` has `momentum=None`; give this BatchNorm a momentum, such as 0.1."
+
+
+class TestPolicies:
+    def network(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
+
+    @pytest.mark.parametrize(
+        ("policy", "names", "crosses"),
+        [
+            ("shared", ["1.running_mean", "1.running_var"], ("buffers",)),
+            ("private", ["1.running_mean", "1.running_var"], ()),
+            ("dropped", [], ()),
+        ],
+    )
+    def test_what_exists_and_what_crosses(self, policy: BufferPolicy, names: list[str], crosses: tuple[str]) -> None:
+        model = Model(self.network(), classifier="3", buffers=policy)
+        assert list(model.init_params()["buffers"]) == names
+        assert model.shared_buffers == crosses
+        assert list(model.init_params()["extractor"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+    def test_nothing_crosses_without_batch_norm(self) -> None:
+        model = Model(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), classifier="1")
+        assert model.shared_buffers == ()
+
+    def test_evaluation_reads_the_statistics_or_the_batch(self) -> None:
+        x = randn(10, 4) * 3 + 1
+        answers = {}
+        for policy in ("shared", "private", "dropped"):
+            model = Model(self.network(), classifier="3", buffers=policy)
+            params = model.init_params()
+            params["extractor"] = {
+                "0.weight": randn(3, 4),
+                "0.bias": randn(3),
+                "1.weight": randn(3),
+                "1.bias": randn(3),
+            }
+            answers[policy] = model.features(params, x)[0]
+        assert torch.equal(answers["shared"], answers["private"])
+        hidden = x @ randn(3, 4).T + randn(3)
+        usual = torch.tanh(hidden / math.sqrt(1 + 1e-5) * randn(3) + randn(3))
+        torch.testing.assert_close(answers["shared"], usual, rtol=0, atol=1e-12)
+        centred = (hidden - hidden.mean(0)) / torch.sqrt(hidden.var(0, correction=0) + 1e-5)
+        torch.testing.assert_close(answers["dropped"], torch.tanh(centred * randn(3) + randn(3)), rtol=0, atol=1e-12)
+
+
+class TestDropout:
+    @pytest.mark.parametrize("probability", [0.1, 0.5, 0.8])
+    def test_share_and_scale(self, probability: float) -> None:
+        layer, n = KeyedDropout(probability, channels=False), 400 * 250
+        x = randn(400, 250).abs() + 1
+        with sample_context(batch_of(x)):
+            y = layer(x)
+        dropped = y == 0
+        deviation = math.sqrt(probability * (1 - probability) / n)
+        assert abs(float(dropped.double().mean()) - probability) < 5 * deviation
+        torch.testing.assert_close(y[~dropped], (x / (1 - probability))[~dropped], rtol=1e-14, atol=0)
+        # No sample and no position is favoured.
+        for axis, length in ((0, 400), (1, 250)):
+            shares = dropped.double().mean(axis)
+            assert float((shares - probability).abs().max()) < 6 * math.sqrt(probability * (1 - probability) / length)
+
+    @pytest.mark.parametrize(("probability", "expected"), [(0.0, 1.0), (1.0, 0.0)])
+    def test_the_ends(self, probability: float, expected: float) -> None:
+        x = torch.ones(5, 7).requires_grad_()
+        with sample_context(batch_of(x)):
+            y = KeyedDropout(probability, channels=False)(x)
+        assert torch.equal(y, torch.full_like(y, expected))
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full_like(y, expected))
+
+    @pytest.mark.parametrize("channels", [False, True])
+    def test_evaluation_is_the_identity(self, channels: bool) -> None:
+        x = randn(5, 7, 2, 2)
+        # Also outside a context: evaluation needs none.
+        assert torch.equal(KeyedDropout(0.5, channels).eval()(x), x)
+
+    @pytest.mark.parametrize("channels", [False, True])
+    def test_padding_and_order_do_not_matter(self, channels: bool) -> None:
+        """A sample's bits follow from its id: not from its row, nor from who else is in the batch."""
+        layer, x = KeyedDropout(0.4, channels), randn(6, 5, 3, 3)
+        with sample_context(batch_of(x)):
+            alone = layer(x)
+        longer = torch.cat([x, torch.zeros(4, 5, 3, 3, dtype=torch.float64)])
+        with sample_context(batch_of(longer, real=6)):
+            assert torch.equal(layer(longer)[:6], alone)
+        order = torch.tensor([4, 0, 5, 2])
+        with sample_context(batch_of(x[order], ids=order)):
+            assert torch.equal(layer(x[order]), alone[order])
+
+    @pytest.mark.parametrize("channels", [False, True])
+    def test_many_clients_at_once(self, channels: bool) -> None:
+        layer, xs = KeyedDropout(0.4, channels), randn(3, 6, 5, 3, 3)
+        keys = torch.stack([fold(make_key(1), i) for i in range(3)])
+        ids = torch.stack([torch.arange(6) + 10 * i for i in range(3)])
+
+        def drop(x: Tensor, key: Tensor, ids: Tensor) -> Tensor:
+            with sample_context(batch_of(x, key=key, ids=ids)):
+                y: Tensor = layer(x)
+                return y
+
+        together = torch.func.vmap(drop)(xs, keys, ids)
+        assert torch.equal(together, torch.stack([drop(*row) for row in zip(xs, keys, ids, strict=True)]))
+        patterns = (together == 0).flatten(1)
+        assert not torch.equal(patterns[0], patterns[1])
+
+    def test_calls_keys_and_samples_differ(self) -> None:
+        layer, x = KeyedDropout(0.5, channels=False), torch.ones(4, 200)
+        with sample_context(batch_of(x)):
+            first, second = layer(x), layer(x)
+        with sample_context(batch_of(x)):
+            again = layer(x)
+        with sample_context(batch_of(x, key=make_key(1))):
+            other = layer(x)
+        assert torch.equal(first, again)
+        for a, b in ((first, second), (first, other), (first[:1], first[1:2])):
+            agreement = float(((a == 0) == (b == 0)).double().mean())
+            assert abs(agreement - 0.5) < 5 * 0.5 / math.sqrt(a.numel())
+
+    def test_two_layers_in_one_forward_differ(self) -> None:
+        module = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
+        twins: Any = swap_layers(module, "shared")
+        x = torch.ones(50, 100)
+        with sample_context(batch_of(x)):
+            y = twins(x)
+        # The same choice twice would keep half of the values instead of a quarter.
+        assert abs(float((y != 0).double().mean()) - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 5000)
+
+    @pytest.mark.parametrize(
+        ("kind", "shape"),
+        [(nn.Dropout1d, (30, 20, 5)), (nn.Dropout2d, (30, 20, 3, 2)), (nn.Dropout3d, (30, 20, 2, 2, 2))],
+    )
+    def test_channels_are_dropped_whole(self, kind: type[Any], shape: tuple[int, ...]) -> None:
+        layer = swap_layers(kind(0.3), "shared")
+        x = torch.ones(shape)
+        with sample_context(batch_of(x)):
+            channels = layer(x).flatten(2)
+        assert torch.equal(channels.amin(2), channels.amax(2))
+        share = float((channels[..., 0] == 0).double().mean())
+        assert abs(share - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 600)
+
+    def test_values_are_dropped_one_by_one(self) -> None:
+        layer, x = swap_layers(nn.Dropout(0.3), "shared"), torch.ones(30, 20, 3, 2)
+        with sample_context(batch_of(x)):
+            channels = layer(x).flatten(2)
+        assert float((channels.amin(2) != channels.amax(2)).double().mean()) > 0.5
+
+    def test_one_layer_in_two_places(self) -> None:
+        """`named_children` leaves out what it has seen: the second place must be swapped all the same."""
+        drop, norm = nn.Dropout(0.5), nn.BatchNorm1d(4)
+        module = nn.Sequential(nn.Linear(4, 4), norm, drop, nn.Linear(4, 4), norm, drop)
+        twins: Any = swap_layers(module, "shared")
+        assert [type(layer) for layer in twins] == [nn.Linear, MaskedBatchNorm, KeyedDropout] * 2
+        assert twins[4] is twins[1]
+
+    def test_one_norm_in_two_blocks(self) -> None:
+        norm = nn.BatchNorm1d(4)
+        twins: Any = swap_layers(nn.Sequential(nn.Sequential(norm), nn.Sequential(norm)), "shared")
+        assert twins[0][0] is twins[1][0]
+
+    def test_needs_to_know_its_samples(self) -> None:
+        layer = KeyedDropout(0.5, channels=False)
+        with pytest.raises(RuntimeError, match="Dropout needs to know its samples: call the model inside `loop`"):
+            layer(torch.ones(4, 3))
+        with (
+            pytest.raises(UserError, match="Dropout got 12 rows for 4 samples"),
+            sample_context(batch_of(torch.ones(4))),
+        ):
+            layer(torch.ones(12, 3))
+
+    def test_a_context_ends_with_its_block(self) -> None:
+        layer, x = KeyedDropout(0.5, channels=False), torch.ones(4, 3)
+        with pytest.raises(ZeroDivisionError), sample_context(batch_of(x)):
+            raise ZeroDivisionError
+        with pytest.raises(RuntimeError, match="Dropout"):
+            layer(x)
+
+
+class TestSwap:
+    @pytest.mark.parametrize(
+        ("layer", "kind"),
+        [
+            (nn.RReLU(), "RReLU"),
+            (nn.AlphaDropout(0.2), "AlphaDropout"),
+            (nn.FeatureAlphaDropout(0.2), "FeatureAlphaDropout"),
+            (nn.FractionalMaxPool2d(2, output_size=2), "FractionalMaxPool2d"),
+            (nn.LSTM(3, 3, num_layers=2, dropout=0.2), "LSTM"),
+            (nn.GRU(3, 3, num_layers=2, dropout=0.2), "GRU"),
+            (nn.MultiheadAttention(4, 2, dropout=0.2), "MultiheadAttention"),
+        ],
+    )
+    def test_other_random_layers_are_refused_by_name(self, layer: nn.Module, kind: str) -> None:
+        sentence = (
+            f"is a {kind} with randomness of its own, which would make results depend on the order of clients; use "
+            "`nn.Dropout` layers instead."
+        )
+        with pytest.raises(UserError) as error:
+            swap_layers(nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"inner": layer})), "shared")
+        assert str(error.value) == f"`1.inner` {sentence}"
+        with pytest.raises(UserError) as error:
+            swap_layers(layer, "shared")
+        assert str(error.value) == f"`module` {sentence}"
+
+    @pytest.mark.parametrize("layer", [nn.LSTM(3, 3, num_layers=2), nn.MultiheadAttention(4, 2), nn.LeakyReLU()])
+    def test_layers_without_randomness_pass(self, layer: nn.Module) -> None:
+        assert swap_layers(layer, "shared") is layer
+
+    def test_names_stay(self) -> None:
+        module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.1)), nn.Linear(2, 2))
+        before = [name for name, _ in module.named_parameters()]
+        twin = swap_layers(copy.deepcopy(module), "shared")
+        assert [name for name, _ in twin.named_parameters()] == before
+        assert [name for name, _ in twin.named_modules()] == [name for name, _ in module.named_modules()]

@@ -1,0 +1,106 @@
+"""Losses and accuracies are those of the definition, padded or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmate.core.data import ClientData, client_data, pad
+from fedmate.core.layers import BufferPolicy
+from fedmate.core.measure import CHUNK, class_accuracies, mean_loss
+from fedmate.core.model import Model
+from fedmate.core.tree import Tree, stack, tree_map
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small operations lose more than they gain by being split."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_module() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def make_model(buffers: BufferPolicy = "shared") -> Model:
+    return Model(make_module(), classifier="4", buffers=buffers)
+
+
+def make_data(samples: int, classes: int = 4, seed: int = 0) -> ClientData:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 5, dtype=torch.float64, generator=generator)
+    return client_data(x, torch.randint(classes, (samples,), generator=generator))
+
+
+def expected_logits(x: Tensor) -> Tensor:
+    logits: Tensor = make_module().eval()(x)
+    return logits.detach()
+
+
+class TestMeanLoss:
+    @pytest.mark.parametrize("samples", [1, 7, CHUNK, 2 * CHUNK + 13])
+    def test_is_the_mean_over_all_samples_in_evaluation_mode(self, samples: int) -> None:
+        model, data = make_model(), make_data(samples)
+        found = mean_loss(model, model.init_params(), data)
+        expected = functional.cross_entropy(expected_logits(data.x), data.y)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("buffers", ["shared", "dropped"])
+    def test_padding_does_not_matter(self, buffers: BufferPolicy) -> None:
+        model, data = make_model(buffers), make_data(9)
+        params = model.init_params()
+        found = mean_loss(model, params, pad(data, 16))
+        torch.testing.assert_close(found, mean_loss(model, params, data), rtol=1e-12, atol=1e-12)
+
+    def test_many_clients_at_once(self) -> None:
+        model = make_model()
+        clients = [make_data(n, seed=n) for n in (2, 5, 9)]
+        params = [tree_map(lambda leaf, i=i: leaf + 0.1 * i, model.init_params()) for i in range(3)]
+        padded = [pad(data, 9) for data in clients]
+        stacked = ClientData(*(torch.stack(leaf) for leaf in zip(*padded, strict=True)))
+        found = torch.func.vmap(lambda p, d: mean_loss(model, p, d))(stack(params), stacked)
+        alone = [mean_loss(model, p, d) for p, d in zip(params, clients, strict=True)]
+        torch.testing.assert_close(found, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+class TestClassAccuracies:
+    @pytest.mark.parametrize("samples", [50, CHUNK + 500])
+    def test_is_a_plain_loop(self, samples: int) -> None:
+        model, data = make_model(), make_data(samples)
+        found = class_accuracies(model, model.init_params(), data, 4)
+        guesses = expected_logits(data.x).argmax(1)
+        hits, seen = [0] * 4, [0] * 4
+        for guess, label in zip(guesses.tolist(), data.y.tolist(), strict=True):
+            seen[label] += 1
+            hits[label] += guess == label
+        assert found.dtype == torch.float64
+        assert found.tolist() == [h / n for h, n in zip(hits, seen, strict=True)]
+        assert 0 < float(found.mean()) < 1
+
+    def test_a_class_without_samples_is_nan(self) -> None:
+        model, data = make_model(), make_data(30, classes=2)
+        found = class_accuracies(model, model.init_params(), data, 4)
+        assert torch.isfinite(found[:2]).all()
+        assert all(math.isnan(value) for value in found[2:].tolist())
+
+    def test_padding_does_not_matter(self) -> None:
+        model, data = make_model(), make_data(30)
+        params = model.init_params()
+        # Padding is labelled 0: a model that answers 0 would gain from it if it counted.
+        biased: Tree = {**params, "classifier": {**params["classifier"], "bias": torch.tensor([9.0, 0, 0, 0]).double()}}
+        for variant in (params, biased):
+            alone = class_accuracies(model, variant, data, 4)
+            assert class_accuracies(model, variant, pad(data, 47), 4).tolist() == alone.tolist()
+        missing = make_data(30, classes=3)
+        shifted = missing._replace(y=missing.y + 1)
+        assert math.isnan(float(class_accuracies(model, biased, pad(shifted, 47), 4)[0]))

@@ -1,0 +1,110 @@
+"""Options carry their limits, and a value outside them is answered with one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmate.core.options import Limits, check_options, option, options_of
+from fedmate.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    setup: str = "not an option"
+    rate: float = option(0.5, "a share", Limits(at_least=0, below=1))
+    count: int | None = option(None, "a number", Limits(at_least=1))
+    name: str = option("x", "a word")
+    flag: bool = option(False, "a switch", Limits(above=5))
+    free: float = option(0.0, "anything finite")
+
+
+bounds = st.none() | st.floats(-10, 10)
+
+
+class TestLimits:
+    @given(at_least=bounds, above=bounds, at_most=bounds, below=bounds, value=st.floats(-12, 12))
+    def test_every_bound_counts(
+        self, at_least: float | None, above: float | None, at_most: float | None, below: float | None, value: float
+    ) -> None:
+        refused = (
+            (at_least is not None and value < at_least)
+            or (above is not None and value <= above)
+            or (at_most is not None and value > at_most)
+            or (below is not None and value >= below)
+        )
+        limits = Limits(at_least=at_least, above=above, at_most=at_most, below=below)
+        assert limits.admit(value) is not refused
+
+    @pytest.mark.parametrize(
+        ("limits", "inside", "outside"),
+        [
+            (Limits(at_least=1), 1, 0.999),
+            (Limits(above=0), 1e-300, 0),
+            (Limits(at_most=100), 100, 100.001),
+            (Limits(below=1), 0.999, 1),
+        ],
+    )
+    def test_the_bounds_themselves(self, limits: Limits, inside: float, outside: float) -> None:
+        assert limits.admit(inside)
+        assert not limits.admit(outside)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_only_finite_numbers(self, value: float) -> None:
+        assert not Limits().admit(value)
+        assert not Limits(at_least=0).admit(value)
+
+    @pytest.mark.parametrize(
+        ("limits", "words"),
+        [
+            (Limits(), "a finite number"),
+            (Limits(at_least=1), "a finite number at least 1"),
+            (Limits(above=0, at_most=0.5), "a finite number above 0 and at most 0.5"),
+            (Limits(at_least=0, below=1), "a finite number at least 0 and below 1"),
+        ],
+    )
+    def test_words(self, limits: Limits, words: str) -> None:
+        assert limits.describe() == words
+
+
+class TestOptions:
+    def test_fields_are_found_in_order_with_their_help(self) -> None:
+        found = options_of(Example)
+        assert list(found) == ["rate", "count", "name", "flag", "free"]
+        assert found["rate"].metadata["help"] == "a share"
+        assert found["rate"].default == 0.5
+
+    def test_a_dataclass_still_works(self) -> None:
+        assert Example().rate == 0.5
+        assert Example(rate=2).rate == 2
+
+    @pytest.mark.parametrize(
+        "values",
+        [{}, {"rate": 0}, {"rate": 0.99, "count": 1}, {"count": None}, {"name": "word", "flag": True}, {"setup": 9}],
+    )
+    def test_good_values_pass(self, values: dict[str, Any]) -> None:
+        check_options("section", Example, values)
+
+    @pytest.mark.parametrize(
+        ("values", "sentence"),
+        [
+            ({"rate": 1}, "`section.rate` is 1; set it to a finite number at least 0 and below 1."),
+            ({"rate": -0.5}, "`section.rate` is -0.5; set it to a finite number at least 0 and below 1."),
+            ({"count": 0}, "`section.count` is 0; set it to a finite number at least 1."),
+            ({"free": math.nan}, "`section.free` is nan; set it to a finite number."),
+            ({"count": 0, "rate": 7}, "`section.rate` is 7; set it to a finite number at least 0 and below 1."),
+        ],
+    )
+    def test_bad_values_are_named(self, values: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(UserError) as error:
+            check_options("section", Example, values)
+        assert str(error.value) == sentence
+
+    def test_without_a_section(self) -> None:
+        with pytest.raises(UserError, match=r"^`count` is -3; "):
+            check_options("", Example, {"count": -3})

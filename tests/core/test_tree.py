@@ -1,0 +1,253 @@
+"""Trees keep their structure, and averages leave out what does not count."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedmate.core.tree import (
+    Tree,
+    all_finite,
+    flatten,
+    leaves,
+    num_bytes,
+    select,
+    stack,
+    tree_map,
+    unflatten,
+    unstack,
+    weighted_mean,
+    where,
+)
+
+DTYPES = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+
+
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, dtype=torch.float64, generator=generator) * 100).to(dtype)
+
+
+tensors = st.builds(
+    random_tensor,
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.sampled_from(DTYPES),
+    st.integers(0, 2**32 - 1),
+)
+# Names as modules give them: dots are allowed, the separator is not.
+names = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=6)
+trees: st.SearchStrategy[Tree] = st.recursive(
+    st.dictionaries(names, tensors, min_size=1, max_size=3),
+    lambda inner: st.dictionaries(names, inner | tensors, min_size=1, max_size=3),
+    max_leaves=8,
+)
+
+
+def assert_identical(found: Tree, expected: Tree) -> None:
+    """Same keys in the same order, same types, same bits."""
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        if isinstance(value, dict):
+            assert_identical(found[name], value)
+        else:
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value)
+
+
+class TestStructure:
+    @settings(deadline=None, max_examples=40)
+    @given(tree=trees)
+    def test_flatten_and_back(self, tree: Tree) -> None:
+        flat = flatten(tree)
+        assert all(isinstance(value, Tensor) for value in flat.values())
+        assert_identical(unflatten(flat), tree)
+
+    @settings(deadline=None, max_examples=40)
+    @given(tree=trees)
+    def test_leaves_come_in_the_order_of_flatten(self, tree: Tree) -> None:
+        found = list(leaves(tree))
+        assert len(found) == len(flatten(tree))
+        assert all(a is b for a, b in zip(found, flatten(tree).values(), strict=True))
+
+    def test_paths_join_keys_with_a_slash(self) -> None:
+        tree: Tree = {"extractor": {"conv.weight": torch.zeros(1)}, "round": torch.tensor(3)}
+        assert list(flatten(tree)) == ["extractor/conv.weight", "round"]
+
+    @settings(deadline=None, max_examples=40)
+    @given(tree=trees)
+    def test_map_reaches_every_leaf_once_and_changes_nothing_else(self, tree: Tree) -> None:
+        before = {path: leaf.clone() for path, leaf in flatten(tree).items()}
+        doubled = tree_map(lambda leaf: leaf + leaf, tree)
+        assert_identical(flatten(tree), before)
+        assert_identical(doubled, unflatten({path: leaf + leaf for path, leaf in before.items()}))
+
+    def test_map_pairs_leaves_in_the_same_place(self) -> None:
+        first: Tree = {"a": torch.tensor(1.0), "b": {"c": torch.tensor(2.0)}}
+        # Another order of keys is the same tree.
+        second: Tree = {"b": {"c": torch.tensor(20.0)}, "a": torch.tensor(10.0)}
+        result = tree_map(lambda x, y, z: x + y + z, first, second, first)
+        assert_identical(result, {"a": torch.tensor(12.0), "b": {"c": torch.tensor(24.0)}})
+
+    @pytest.mark.parametrize("other", [{"a": {}}, {"a": {"c": torch.zeros(1)}}, {"b": {"b": torch.zeros(1)}}])
+    def test_map_refuses_trees_that_differ(self, other: Tree) -> None:
+        with pytest.raises(ValueError, match="trees differ"):
+            tree_map(torch.add, {"a": {"b": torch.zeros(1)}}, other)
+
+    def test_select_takes_what_exists_in_the_trees_order(self) -> None:
+        tree: Tree = {"b": torch.zeros(1), "a": {"x": torch.ones(1)}, "c": torch.zeros(2)}
+        chosen = select(tree, ["c", "missing", "b"])
+        assert list(chosen) == ["b", "c"]
+        assert chosen["c"] is tree["c"]
+        assert select(tree, []) == {}
+        # Parts are top-level names, not names of leaves.
+        assert select(tree, ["x"]) == {}
+        assert list(tree) == ["b", "a", "c"]
+
+    @settings(deadline=None, max_examples=40)
+    @given(tree=trees, clients=st.integers(1, 4))
+    def test_unstack_undoes_stack(self, tree: Tree, clients: int) -> None:
+        members = [tree_map(lambda leaf, i=i: leaf + i, tree) for i in range(clients)]
+        stacked = stack(members)
+        for i, member in enumerate(members):
+            assert_identical(unstack(stacked, i), member)
+
+
+class TestWhere:
+    @pytest.mark.parametrize("condition", [True, False])
+    def test_takes_one_tree_whatever_the_other_holds(self, condition: bool) -> None:
+        good: Tree = {"a": torch.tensor([1.0, -2.0]), "b": {"n": torch.tensor([7])}}
+        bad: Tree = {"a": torch.tensor([math.nan, math.inf]), "b": {"n": torch.tensor([-1])}}
+        chosen, otherwise = (good, bad) if condition else (bad, good)
+        assert_identical(where(torch.tensor(condition), chosen, otherwise), good)
+
+
+def plain_mean(rows: list[Tensor], weights: list[float]) -> Tensor:
+    """The definition, in double precision and one row after the other."""
+    total = sum(weights)
+    result = torch.zeros_like(rows[0], dtype=torch.float64)
+    for row, weight in zip(rows, weights, strict=True):
+        if weight > 0:
+            result += row.to(torch.float64) * (weight / total)
+    return result
+
+
+weight_lists = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e4)), min_size=1, max_size=6).filter(any)
+
+
+class TestWeightedMean:
+    def test_by_hand(self) -> None:
+        stacked: Tree = {"p": torch.tensor([[1.0, 0.0], [5.0, 8.0]]), "deep": {"q": torch.tensor([2.0, 4.0])}}
+        mean = weighted_mean(stacked, torch.tensor([3, 1]))
+        assert_identical(mean, {"p": torch.tensor([2.0, 2.0]), "deep": {"q": torch.tensor(2.5)}})
+
+    @settings(deadline=None, max_examples=40)
+    @given(weights=weight_lists, seed=st.integers(0, 2**32 - 1))
+    def test_is_the_definition(self, weights: list[float], seed: int) -> None:
+        leaf = random_tensor((len(weights), 3, 2), torch.float64, seed)
+        mean = weighted_mean({"a": leaf}, torch.tensor(weights, dtype=torch.float64))["a"]
+        torch.testing.assert_close(mean, plain_mean(list(leaf), weights), rtol=0, atol=1e-11)
+
+    @settings(deadline=None, max_examples=40)
+    @given(weights=weight_lists, seed=st.integers(0, 2**32 - 1), data=st.data())
+    def test_order_of_clients_does_not_matter(self, weights: list[float], seed: int, data: st.DataObject) -> None:
+        order = torch.tensor(data.draw(st.permutations(range(len(weights)))))
+        shares = torch.tensor(weights, dtype=torch.float64)
+        stacked: Tree = {"a": random_tensor((len(weights), 4), torch.float64, seed)}
+        shuffled = weighted_mean(tree_map(lambda leaf: leaf[order], stacked), shares[order])
+        torch.testing.assert_close(shuffled["a"], weighted_mean(stacked, shares)["a"], rtol=0, atol=1e-11)
+
+    @settings(deadline=None, max_examples=40)
+    @given(weights=weight_lists, scale=st.floats(1e-6, 1e6), seed=st.integers(0, 2**32 - 1))
+    def test_scale_of_weights_does_not_matter(self, weights: list[float], scale: float, seed: int) -> None:
+        shares = torch.tensor(weights, dtype=torch.float64)
+        stacked: Tree = {"a": random_tensor((len(weights), 4), torch.float64, seed)}
+        scaled = weighted_mean(stacked, shares * scale)["a"]
+        torch.testing.assert_close(scaled, weighted_mean(stacked, shares)["a"], rtol=0, atol=1e-11)
+
+    @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_rows_of_weight_zero_are_left_out_whatever_they_hold(self, poison: float, dtype: torch.dtype) -> None:
+        good = random_tensor((2, 5), dtype, 0)
+        stacked: Tree = {"a": torch.stack([good[0], torch.full((5,), poison, dtype=dtype), good[1]])}
+        mean = weighted_mean(stacked, torch.tensor([1.0, 0.0, 3.0]))
+        expected = weighted_mean({"a": good}, torch.tensor([1.0, 3.0]))
+        assert torch.isfinite(mean["a"]).all()
+        assert_identical(mean, expected)
+
+    def test_a_row_that_counts_is_not_hidden(self) -> None:
+        mean = weighted_mean({"a": torch.tensor([1.0, math.nan])}, torch.tensor([1.0, 1.0]))
+        assert torch.isnan(mean["a"])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_nobody_counts(self, dtype: torch.dtype) -> None:
+        leaf = random_tensor((3, 2), dtype, 1)
+        if dtype.is_floating_point:
+            leaf[0] = math.nan
+        mean = weighted_mean({"a": leaf}, torch.zeros(3))
+        assert_identical(mean, {"a": torch.zeros(2, dtype=dtype)})
+
+    @pytest.mark.parametrize(
+        ("values", "weights", "expected"),
+        [([1, 2], [3, 1], 1), ([1, 2], [1, 3], 2), ([-1, -2], [1, 3], -2), ([10, 20, 40], [1, 1, 1], 23)],
+    )
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+    def test_integers_are_rounded(
+        self, values: list[int], weights: list[int], expected: int, dtype: torch.dtype
+    ) -> None:
+        mean = weighted_mean({"n": torch.tensor(values, dtype=dtype)}, torch.tensor(weights))
+        assert_identical(mean, {"n": torch.tensor(expected, dtype=dtype)})
+
+    @settings(deadline=None, max_examples=40)
+    @given(weight=st.floats(1e-30, 1e30), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32 - 1))
+    def test_a_single_client_keeps_its_bits(self, weight: float, dtype: torch.dtype, seed: int) -> None:
+        leaf = random_tensor((1, 7), dtype, seed)
+        mean = weighted_mean({"a": leaf}, torch.tensor([weight], dtype=torch.float64))
+        assert_identical(mean, {"a": leaf[0]})
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_the_only_client_that_counts_keeps_its_bits(self, dtype: torch.dtype) -> None:
+        leaf = random_tensor((4, 50), dtype, 2)
+        mean = weighted_mean({"a": leaf}, torch.tensor([0.0, 0.0, 0.3, 0.0]))
+        assert_identical(mean, {"a": leaf[2]})
+
+
+class TestSummaries:
+    def test_bytes(self) -> None:
+        tree: Tree = {
+            "a": torch.zeros(3, 5, dtype=torch.float32),
+            "b": {
+                "c": torch.zeros(4, dtype=torch.float64),
+                "d": torch.tensor(1),
+                "e": torch.zeros(7, dtype=torch.bool),
+            },
+            "nothing": {},
+            "empty": torch.zeros(0, 9),
+        }
+        assert num_bytes(tree) == 3 * 5 * 4 + 4 * 8 + 8 + 7
+
+    def test_bytes_need_no_memory(self) -> None:
+        assert num_bytes({"a": torch.empty(10**6, 10**6, dtype=torch.float16, device="meta")}) == 2 * 10**12
+        # A view counts as what it would be on the wire, not as the storage behind it.
+        assert num_bytes({"a": torch.zeros(1).expand(100)}) == 400
+        assert num_bytes({}) == 0
+
+    @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+    def test_finds_what_is_not_finite(self, poison: float) -> None:
+        good: Tree = {"a": torch.ones(2, 3), "n": torch.tensor([1]), "b": {"c": torch.zeros(4, dtype=torch.float64)}}
+        assert bool(all_finite(good)) is True
+        for path in ("a", "b/c"):
+            flat = {name: leaf.clone() for name, leaf in flatten(good).items()}
+            flat[path].view(-1)[-1] = poison
+            verdict = all_finite(unflatten(flat))
+            assert verdict.dtype == torch.bool
+            assert verdict.shape == ()
+            assert not verdict
+
+    def test_integers_and_nothing_are_finite(self) -> None:
+        assert bool(all_finite({"n": torch.tensor([2**62])})) is True
+        assert bool(all_finite({"part": {}})) is True

@@ -1,0 +1,104 @@
+"""Tables answer by name, learn from other packages, and help with typing errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedmate.backends import BACKENDS
+from fedmate.datasets import DATASETS
+from fedmate.errors import FedmateError, UserError, nearest
+from fedmate.methods import METHODS
+from fedmate.models import MODELS
+from fedmate.partitions import PARTITIONS
+from fedmate.registry import Registry
+
+COLOURS = Registry("colours", {"red": 1, "green": 2, "blue": 3})
+
+
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that adds two colours, one of them under a name that is taken."""
+    (tmp_path / "more_colours.py").write_text("violet = 4\nred = 5\n")
+    info = tmp_path / "more_colours-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-colours\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[fedmate.colours]\nviolet = more_colours:violet\nred = more_colours:red\n"
+        "[fedmate.shapes]\nround = more_colours:violet\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+class TestRegistry:
+    def test_rows_by_name(self) -> None:
+        assert COLOURS["green"] == 2
+        assert COLOURS.names() == ["blue", "green", "red"]
+
+    def test_an_unknown_name_answers_with_the_nearest(self) -> None:
+        with pytest.raises(UserError) as error:
+            COLOURS["gren"]
+        assert str(error.value) == "`gren` is not among the colours; did you mean `green`?"
+
+    def test_an_unknown_name_far_from_all_lists_them(self) -> None:
+        with pytest.raises(UserError) as error:
+            COLOURS["xyz"]
+        assert str(error.value) == "`xyz` is not among the colours; known are `blue`, `green`, `red`."
+
+    def test_an_empty_table(self) -> None:
+        empty: Registry[int] = Registry("nothing", {})
+        assert empty.names() == []
+        with pytest.raises(UserError) as error:
+            empty["a"]
+        assert str(error.value) == "`a` is not among the nothing; none exist."
+
+    def test_the_callers_dictionary_is_copied(self) -> None:
+        rows = {"a": 1}
+        table = Registry("things", rows)
+        rows["b"] = 2
+        assert table.names() == ["a"]
+
+    @pytest.mark.usefixtures("other_package")
+    def test_other_packages_add_rows(self) -> None:
+        assert COLOURS.names() == ["blue", "green", "red", "violet"]
+        assert COLOURS["violet"] == 4
+        with pytest.raises(UserError) as error:
+            COLOURS["violett"]
+        assert str(error.value) == "`violett` is not among the colours; did you mean `violet`?"
+
+    @pytest.mark.usefixtures("other_package")
+    def test_built_in_rows_cannot_be_replaced(self) -> None:
+        assert COLOURS["red"] == 1
+
+    @pytest.mark.usefixtures("other_package")
+    def test_tables_do_not_mix(self) -> None:
+        assert "round" not in COLOURS.names()
+        assert Registry("shapes", {"square": 0})["round"] == 4
+
+
+class TestTables:
+    @pytest.mark.parametrize("table", [METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS], ids=lambda t: t.kind)
+    def test_every_name_leads_to_a_documented_class(self, table: Registry[type]) -> None:
+        names = table.names()
+        assert names
+        assert len({table[name] for name in names}) == len(names)
+        for name in names:
+            assert isinstance(table[name], type)
+            assert table[name].__doc__
+
+    def test_typing_errors(self) -> None:
+        with pytest.raises(UserError) as error:
+            METHODS["fedavgg"]
+        assert str(error.value) == "`fedavgg` is not among the methods; did you mean `fedavg`?"
+        with pytest.raises(UserError) as error:
+            PARTITIONS["dirichle"]
+        assert str(error.value) == "`dirichle` is not among the partitions; did you mean `dirichlet`?"
+
+
+class TestNearest:
+    def test_picks_the_closest(self) -> None:
+        assert nearest("fedpr", ["fedper", "fedrep", "local"]) == "did you mean `fedper`?"
+
+    def test_a_users_mistake_is_an_error_of_fedmates(self) -> None:
+        assert issubclass(UserError, FedmateError)
