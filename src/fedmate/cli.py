@@ -77,7 +77,7 @@ def run(
     console = _console()
     console.print(comparison(summaries), highlight=False)
     names = ", ".join(str(f) for f in folders)
-    console.print(f"Records: {names}", markup=False, highlight=False, soft_wrap=True)
+    console.out(f"Records: {names}", highlight=False)
 
 
 @app.command("list")
@@ -121,7 +121,7 @@ def _run_all(built: list[Built], folders: list[Path]) -> list[dict[str, Any]]:
     summaries = []
     with live or nullcontext():
         for note in dict.fromkeys(note for b in built for note in b.notes):
-            console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+            console.out(f"Note: {note}", highlight=False)
         for one, folder in zip(built, folders, strict=True):
             try:
                 summaries.append(run(one, folder, Bar(live) if live else Lines(console)))
@@ -136,5 +136,10 @@ def main() -> None:
     try:
         app()
     except FedmateError as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {_one_line(str(error))}", err=True)
         sys.exit(3 if isinstance(error, DivergedError) else 2)
+
+
+def _one_line(sentence: str) -> str:
+    """Escape line breaks and control characters that came with the user's own words."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)

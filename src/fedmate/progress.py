@@ -6,7 +6,6 @@ import time
 from typing import final
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedmate.experiment.build import Built
@@ -35,7 +34,7 @@ class Bar(Observer):
 
     def said(self, sentence: str) -> None:
         """Print above the bars."""
-        self._progress.console.print(escape(sentence))
+        self._progress.console.out(sentence, highlight=False)
 
 
 @final
@@ -64,7 +63,7 @@ class Lines(Observer):
 
     def said(self, sentence: str) -> None:
         """Print one line, however long."""
-        self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        self._console.out(sentence, highlight=False)
 
 
 def bars(console: Console) -> Progress:

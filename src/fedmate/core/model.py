@@ -86,6 +86,11 @@ class Model:
         return sum(t.numel() for t in self._initial["extractor"].values())
 
     @property
+    def extractor_layers(self) -> list[str]:
+        """The names of the extractor's layers that have parameters, in the module's order."""
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in self._initial["extractor"]))
+
+    @property
     def width(self) -> int:
         """The length of a feature vector (K)."""
         if "weight" not in self._initial["classifier"]:

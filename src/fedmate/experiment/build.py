@@ -69,8 +69,9 @@ def _check_device(name: str) -> None:
         raise UserError(f"`device` is `{name}`, which is not a device's name; use `cpu`, `cuda` or `auto`.") from None
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"`device` is `{name}`, which fedmate does not support; use `cpu`, `cuda` or `auto`.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    count = torch.cuda.device_count()
+    # torch keeps an index in 8 bits, so that a large one comes back negative.
+    if device.type == "cuda" and not 0 <= (device.index or 0) < count:
         raise UserError(f"`device` is `{name}`, but torch finds {count} CUDA devices here; use `cpu` or `auto`.")
 
 

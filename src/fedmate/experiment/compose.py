@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmate.core.options import options_of
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, Layer, load_file, parse_set, resolve
+from fedmate.experiment.config import Experiment, Layer, check_shape, load_file, lookup, parse_set, resolve
 from fedmate.methods import METHODS
 
 
@@ -19,6 +19,7 @@ def compose(
     if dataset is not None:
         layers.append(Layer("--dataset", {"dataset": {"name": dataset}}))
     settings = parse_set(assignments)
+    check_shape(settings)
     if not methods:
         return [resolve([*layers, settings])]
     _check_methods(methods, settings)
@@ -29,6 +30,8 @@ def compose(
 
 
 def _check_methods(methods: Sequence[str], settings: Layer) -> None:
+    for name in methods:
+        lookup("method", METHODS, name, "--method")
     repeated = next((name for name in methods if methods.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"`--method` names `{repeated}` twice; name each method once.")
@@ -49,4 +52,4 @@ def _for_method(settings: Layer, name: str, methods: Sequence[str]) -> Layer:
 
 def _knows(method: str, key: str, value: object) -> bool:
     cls = METHODS[method]
-    return value in cls.presets if key == "preset" else key in options_of(cls)
+    return value in list(cls.presets) if key == "preset" else key in options_of(cls)

@@ -94,13 +94,16 @@ DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn
 def load_file(path: Path) -> Layer:
     """Read a TOML file as a layer."""
     try:
-        return Layer(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"`{path}` does not exist; give the path of an experiment's TOML file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"`{path}` cannot be read as text ({error}); give an experiment's TOML file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"`{path}` is not valid TOML: {error}; mend that line.") from None
+    try:
+        return Layer(str(path), tomllib.loads(text))
+    except ValueError as error:
+        where = str(error).replace("at end of document", f"at line {len(text.splitlines())}, its end")
+        raise UserError(f"`{path}` is not valid TOML: {where}; mend that line.") from None
 
 
 def parse_set(assignments: Sequence[str]) -> Layer:
@@ -111,21 +114,26 @@ def parse_set(assignments: Sequence[str]) -> Layer:
         section, dot, name = key.strip().rpartition(".")
         if not equals or not name or (dot and not section) or "." in section:
             raise UserError(f"`--set` got `{assignment}`; write `key=value` or `section.key=value`.")
-        try:
-            value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
         target = values.setdefault(section, {}) if section else values
-        if not isinstance(target, dict):
-            raise UserError(f"`--set` gives `{section}` both a value and keys; give one of them.")
-        target[name] = value
+        if not isinstance(target, dict) or isinstance(target.get(name), dict):
+            raise UserError(f"`--set` gives `{section or name}` both a value and keys; give one of them.")
+        target[name] = _parse_value(text.strip())
     return Layer("--set", values)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text
+    # A line break could smuggle in further keys.
+    return parsed["value"] if list(parsed) == ["value"] else text
 
 
 def resolve(layers: Sequence[Layer]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
-        _check_shape(layer)
+        check_shape(layer)
     layers = _with_dataset_layers(layers)
     general: Values = {}
     for layer in layers:
@@ -137,14 +145,14 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
         training |= _typed("training", Training, layer.values.get("training", {}), layer.source)
     named = {section: _resolve_section(section, table, layers) for section, table in NAMED_SECTIONS.items()}
     if general.get("backend", "auto") != "auto":
-        _lookup("backend", BACKENDS, general["backend"], "the experiment")
+        lookup("backend", BACKENDS, general["backend"], "the experiment")
     return Experiment(general=General(**general), training=Training(**training), **named)
 
 
 _PRESET = "the preset"
 
 
-def _check_shape(layer: Layer) -> None:
+def check_shape(layer: Layer) -> None:
     """Refuse unknown keys and sections, and sections that are not tables."""
     sections = [*NAMED_SECTIONS, "training"]
     for key, value in layer.values.items():
@@ -168,11 +176,11 @@ def _with_dataset_layers(layers: Sequence[Layer]) -> list[Layer]:
             name = given["name"]
             spread = [lower for lower in spread if not lower.source.startswith(_PRESET)]
         if "preset" in given:
-            presets = _lookup("dataset", DATASETS, name, layer.source).presets
+            presets = lookup("dataset", DATASETS, name, layer.source).presets
             values = _preset("dataset", name, presets, given["preset"], layer.source)
             spread.append(Layer(f"{_PRESET} `{given['preset']}` of `{name}`", values))
         spread.append(layer)
-    defaults = _lookup("dataset", DATASETS, name, "the experiment").defaults
+    defaults = lookup("dataset", DATASETS, name, "the experiment").defaults
     return [Layer(f"the data set `{name}`", defaults), *spread]
 
 
@@ -181,7 +189,7 @@ def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]
     for layer in layers:
         given = dict(layer.values.get(section, {}))
         chosen = given.pop("name", name)
-        cls = _lookup(section, table, chosen, layer.source)
+        cls = lookup(section, table, chosen, layer.source)
         if chosen != name:
             options = {key: value for key, value in options.items() if key in options_of(cls)}
             name = chosen
@@ -196,7 +204,8 @@ def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]
     return Section(name, spelled)
 
 
-def _lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:
+def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:
+    """Return the row that a section's `name` names, or raise `UserError` naming the section."""
     if not isinstance(name, str):
         raise UserError(f"`{section}.name` in {source} is {name!r}; it must be a string.")
     try:
@@ -207,7 +216,7 @@ def _lookup(section: str, table: Registry[Any], name: object, source: str) -> An
 
 
 def _preset(section: str, name: str, presets: Mapping[str, Values], preset: object, source: str) -> Values:
-    if preset not in presets:
+    if preset not in list(presets):
         known = f"use {' or '.join(f'`{known}`' for known in presets)}" if presets else "it has none: leave it out"
         raise UserError(f"`{section}.preset` in {source} is {preset!r}, which `{name}` does not have; {known}.")
     return dict(presets[str(preset)])
@@ -227,5 +236,6 @@ def _typed(section: str, cls: type, values: Values, source: str) -> Values:
 
 
 def _assignments(values: Values) -> list[str]:
-    # JSON's strings and numbers are TOML's too; an option without a value is left out.
-    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if value is not None]
+    # JSON's strings and numbers are TOML's too, but for the character DEL; an option without a value is left out.
+    present = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items() if value is not None}
+    return [f"{key} = {text}".replace("\x7f", "\\u007f") for key, text in present.items()]

@@ -11,6 +11,7 @@ summary.json      the figures of the last round and the totals
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import platform
 import subprocess
@@ -37,7 +38,7 @@ class Record:
         try:
             folder.mkdir(parents=True)
         except OSError as error:
-            raise UserError(f"`--out` is `{folder}`, which cannot be created ({error.strerror}).") from None
+            raise _unusable(folder, error) from None
         self.folder = folder
         (folder / "config.toml").write_text(config, encoding="utf-8")
         (folder / "environment.json").write_text(_to_json(environment()), encoding="utf-8")
@@ -59,8 +60,19 @@ class Record:
 
 def check_free(folder: Path) -> None:
     """Raise `UserError` if something is at `folder` already."""
-    if folder.exists() or folder.is_symlink():
+    try:
+        taken = folder.exists() or folder.is_symlink()
+        nearest = next(parent for parent in folder.absolute().parents if parent.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory")
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    if taken:
         raise UserError(f"`--out` is `{folder}`, which exists already; name a folder that does not.")
+
+
+def _unusable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"`--out` is `{folder}`, which cannot be created ({error.strerror}); name another folder.")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from typing import Any
@@ -30,7 +31,8 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
                 raise UserError(f"`{place}` in {source} is {_show(value)}; {nearest(str(value), choices)}")
             return value
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            # A whole number may be too large for a float; the option's limits then refuse infinity.
+            return float(value) if abs(value) < 2**1023 else math.inf
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
     expected = " or ".join(_WORDS[kind] for kind in kinds if kind is not types.NoneType)
@@ -41,4 +43,5 @@ def _show(value: Any) -> str:
     """Say what was found and of which kind."""
     word = {bool: "the truth value", int: "the number", float: "the number", str: "the string", list: "the list"}
     text = str(value).lower() if isinstance(value, bool) else repr(value)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
     return f"{word.get(type(value), type(value).__name__)} {text}"

@@ -84,14 +84,13 @@ class FedPer(Method):
 
     def _split(self, params: Tree) -> tuple[Tree, Tree]:
         """Return what the server sees and what stays: the classifier is the last layer, then the extractor's."""
-        tensors = params["extractor"]
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
-        kept = set(layers[max(0, len(layers) - self.personal_layers + 1) :] if self.personal_layers else [])
-        shared = {n: t for n, t in tensors.items() if n.rpartition(".")[0] not in kept}
-        own = {n: t for n, t in tensors.items() if n.rpartition(".")[0] in kept}
         if self.personal_layers == 0:
-            return params, {"buffers": params["buffers"]}
-        return (
-            {"extractor": shared, "buffers": params["buffers"]},
-            {"extractor": own, "classifier": params["classifier"], "buffers": params["buffers"]},
-        )
+            return params, select(params, ("buffers",))
+        # From the module, not from the tree: merging what arrived with what was kept shuffles a tree.
+        layers = self.setup.model.extractor_layers
+        kept = set(layers[max(0, len(layers) - self.personal_layers + 1) :])
+        shared, own = Tree(), Tree()
+        for name, tensor in params["extractor"].items():
+            (own if name.rpartition(".")[0] in kept else shared)[name] = tensor
+        buffers = select(params, ("buffers",))
+        return {"extractor": shared, **buffers}, {"extractor": own, "classifier": params["classifier"], **buffers}

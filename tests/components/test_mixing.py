@@ -1,0 +1,88 @@
+"""Averaging by size: the weights, and who is left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.core import Tree
+
+SERVER: Tree = {
+    "extractor": {"w": torch.tensor([7.0, 7.0])},
+    "classifier": {"v": torch.tensor([9.0])},
+    "round": torch.tensor(4),
+}
+
+
+def uploads(values: list[list[float]], sizes: list[int]) -> Tree:
+    return {"extractor": {"w": torch.tensor(values)}, "num_samples": torch.tensor(sizes)}
+
+
+def mixed(values: list[list[float]], sizes: list[int], valid: list[bool]) -> list[float]:
+    answer: list[float] = mix_by_size(SERVER, uploads(values, sizes), torch.tensor(valid))["extractor"]["w"].tolist()
+    return answer
+
+
+def test_sizes_one_and_three_give_three_quarters() -> None:
+    assert mixed([[0.0, 4.0], [1.0, 8.0]], [1, 3], [True, True]) == [0.75, 7.0]
+
+
+def test_parts_that_were_not_uploaded_stay() -> None:
+    answer = mix_by_size(SERVER, uploads([[0.0, 4.0], [1.0, 8.0]], [1, 3]), torch.tensor([True, True]))
+    assert set(answer) == {"extractor", "classifier", "round"}
+    assert answer["classifier"] is SERVER["classifier"]
+    assert answer["round"] is SERVER["round"]
+
+
+@pytest.mark.parametrize("junk", [float("nan"), float("inf"), 1e30])
+def test_who_is_not_valid_does_not_count_whatever_they_send(junk: float) -> None:
+    assert mixed([[0.0, 4.0], [junk, junk], [1.0, 8.0]], [1, -(2**62), 3], [True, False, True]) == [0.75, 7.0]
+
+
+def test_without_a_valid_client_the_server_keeps_its_model() -> None:
+    nan = float("nan")
+    assert mixed([[nan, nan], [nan, 1.0]], [5, 6], [False, False]) == [7.0, 7.0]
+
+
+def test_valid_clients_without_samples_leave_the_model_too() -> None:
+    assert mixed([[1.0, 2.0]], [0], [True]) == [7.0, 7.0]
+    assert mixed([[1.0, 2.0], [3.0, 5.0]], [0, 2], [True, True]) == [3.0, 5.0]
+
+
+def test_a_single_client_is_copied_bit_for_bit() -> None:
+    values = torch.tensor([[0.1, 1 / 3]], dtype=torch.float64)
+    message = {"extractor": {"w": values}, "num_samples": torch.tensor([7])}
+    server = {"extractor": {"w": torch.zeros(2, dtype=torch.float64)}}
+    answer = mix_by_size(server, message, torch.tensor([True]))
+    assert_close(answer["extractor"]["w"], values[0], rtol=0, atol=0)
+
+
+def test_the_dtype_of_the_model_stays() -> None:
+    half = {"extractor": {"w": torch.zeros(2, dtype=torch.bfloat16)}}
+    message = {"extractor": {"w": torch.ones(2, 2, dtype=torch.bfloat16)}, "num_samples": torch.tensor([1, 2])}
+    assert mix_by_size(half, message, torch.tensor([True, True]))["extractor"]["w"].dtype == torch.bfloat16
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.floats(-100, 100), st.integers(1, 10**6), st.booleans()),
+        min_size=1,
+        max_size=6,
+    ).filter(lambda clients: any(valid for _, _, valid in clients))
+)
+def test_it_is_the_weighted_average_of_numpy(clients: list[tuple[float, int, bool]]) -> None:
+    values, sizes, valid = zip(*clients, strict=True)
+    message = {
+        "extractor": {"w": torch.tensor(values, dtype=torch.float64)[:, None]},
+        "num_samples": torch.tensor(sizes),
+    }
+    server = {"extractor": {"w": torch.zeros(1, dtype=torch.float64)}}
+    answer = mix_by_size(server, message, torch.tensor(valid))["extractor"]["w"].item()
+    expected = np.average(np.array(values)[list(valid)], weights=np.array(sizes)[list(valid)])
+    assert answer == pytest.approx(float(expected), rel=1e-12, abs=1e-11)

@@ -1,0 +1,264 @@
+"""What every method and every back end is tried on: a small, awkward federation, in float64.
+
+Five ragged clients (the second holds one class, the third one sample), a class nobody holds, four models with a few
+dozen parameters, partial participation. Tests get everything through fixtures, so a row added to a table is tried
+without anything being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmate.backends import BACKENDS, Backend
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.client import Trained, train_client
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    Wire,
+    client_data,
+    fold,
+    make_key,
+    normal,
+    plain_autograd,
+    select,
+    stack,
+    tree_map,
+)
+from fedmate.core.options import options_of
+from fedmate.methods import METHODS
+
+NUM_CLASSES = 4
+LABELS = ((0, 1, 2, 0, 1, 2, 2), (1, 1, 1, 1), (0,), (0, 2, 2, 0, 2), (1, 2, 1, 2, 1, 1))
+"""By client. Nobody holds class 3."""
+
+SCHEDULE = ((0, 1, 2, 4), (1, 3), (0, 2, 3, 4))
+"""Who takes part, by round."""
+
+TRAINING = Training(batch_size=3, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+FASTER: dict[str, object] = {"tuning_epochs": 2}
+"""Options that cost time only, where a method has them."""
+
+ModelName = Literal["plain", "shared", "private", "dropped"]
+
+
+def _samples(labels: Iterable[int], *path: int | str) -> ClientData:
+    y = torch.tensor(tuple(labels))
+    return client_data(normal(fold(make_key(7), *path), (len(y), 1, 8), torch.float64), y)
+
+
+def _model(name: ModelName) -> Model:
+    """Return a perceptron, or a network with BatchNorm (8 values per channel and sample) and dropout.
+
+    The activations are smooth: two ways of computing the same thing then stay close to each other.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        if name == "plain":
+            layers = [nn.Flatten(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES)]
+            return Model(nn.Sequential(*layers).double(), classifier="5")
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        module = nn.Sequential(*block, nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES))
+        return Model(module.double(), classifier="7", buffers=name)
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run leaves behind: the result of each round, and the clients' states after the last."""
+
+    rounds: list[RoundResult]
+    clients: list[Tree]
+
+    def state(self) -> Tree:
+        """Return server and clients at the end, as one tree."""
+        return {"server": self.rounds[-1].server, "clients": dict(enumerate(self.clients))}
+
+
+@dataclass(frozen=True, eq=False)
+class Lab:
+    """One method with the model it is tried on, the federation and the experiment's key."""
+
+    method: Method
+    federation: Federation
+    key: Tensor
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """The ids of all clients."""
+        return tuple(range(len(self.federation.clients)))
+
+    def server(self) -> Tree:
+        """Return the server's state before round 0."""
+        params = self.method.setup.model.init_params()
+        return self.method.init_server(params, len(self.everyone), fold(self.key, "server"))
+
+    def clients(self) -> list[Tree]:
+        """Return the clients' states before round 0."""
+        params = self.method.setup.model.init_params()
+        return [self.method.init_client(params, fold(self.key, "client", i)) for i in self.everyone]
+
+    def structures(self) -> dict[Wire, int]:
+        """Return every answer of `wire`, with the first round that gives it."""
+        first: dict[Wire, int] = {}
+        for t in range(self.method.setup.rounds):
+            first.setdefault(self.method.wire(t), t)
+        return first
+
+    def client_key(self, t: int, i: int) -> Tensor:
+        """Return the randomness of client `i` in round `t`."""
+        return fold(self.key, "round", t, i)
+
+    def received(self, server: Tree, t: int, i: int) -> Tree:
+        """Return what reaches client `i` in round `t`."""
+        return select(self.method.download(server, torch.tensor(i)), self.method.wire(t).down)
+
+    def train(self, server: Tree, client: Tree, t: int, i: int, data: ClientData | None = None) -> Trained:
+        """Run client `i`'s part of round `t`, on other data if some are given."""
+        data = self.federation.clients[i] if data is None else data
+        download, test = self.received(server, t, i), self.federation.test
+        with torch.no_grad(), plain_autograd():
+            return train_client(self.method, t, client, download, data, self.client_key(t, i), test)
+
+    @cached_property
+    def started(self) -> tuple[Tree, list[Tree]]:
+        """The states after a round in which everybody took part."""
+        return self.advance(self.server(), self.clients(), 0)
+
+    def train_all(self, server: Tree, clients: list[Tree], t: int) -> list[Trained]:
+        """Run everybody's part of round `t`."""
+        return [self.train(server, clients[i], t, i) for i in self.everyone]
+
+    def aggregate(self, server: Tree, uploads: Tree, ids: Iterable[int], valid: Iterable[bool]) -> Tree:
+        """Combine a stack of uploads."""
+        with torch.no_grad():
+            return self.method.aggregate(server, uploads, torch.tensor(tuple(ids)), torch.tensor(tuple(valid)))
+
+    def combine(self, server: Tree, trained: list[Trained]) -> Tree:
+        """Combine what everybody sends."""
+        uploads = stack([result.upload for result in trained])
+        return self.aggregate(server, uploads, self.everyone, [bool(result.valid) for result in trained])
+
+    def advance(self, server: Tree, clients: list[Tree], t: int) -> tuple[Tree, list[Tree]]:
+        """Run round `t` with everybody, in plain Python, and return the next states."""
+        trained = self.train_all(server, clients, t)
+        return self.combine(server, trained), [result.client for result in trained]
+
+    def backend(self, name: str) -> Backend:
+        """Return a back end as its table gives it, nothing set."""
+        return BACKENDS[name](self.method, self.federation, self.key)
+
+    def reference(self, workers: int = 1) -> Backend:
+        """Return the reference back end."""
+        return Sequential(self.method, self.federation, self.key, workers=workers)
+
+    def run(self, backend: Backend, *, evaluate: bool = True) -> History:
+        """Run the schedule."""
+        server, rounds = self.server(), []
+        for t, participants in enumerate(SCHEDULE):
+            rounds.append(backend.run_round(server, Round(t, participants, evaluate)))
+            server = rounds[-1].server
+        return History(rounds, [backend.clients[i] for i in self.everyone])
+
+    @cache  # noqa: B019 - there are a few dozen of these, made once
+    def history(self, name: str) -> History:
+        """Run the schedule on a back end of the table; the answer is shared between tests."""
+        return self.run(self.backend(name))
+
+    @cached_property
+    def expected(self) -> History:
+        """The schedule on the reference back end, with one worker."""
+        return self.run(self.reference())
+
+    def with_client(self, i: int, data: ClientData) -> Lab:
+        """Return the same with other data for client `i`."""
+        clients = (*self.federation.clients[:i], data, *self.federation.clients[i + 1 :])
+        return replace(self, federation=self.federation._replace(clients=clients))
+
+    def with_key(self, seed: int) -> Lab:
+        """Return the same with other randomness."""
+        return replace(self, key=make_key(seed))
+
+
+MakeLab = Callable[..., Lab]
+
+
+@cache
+def _make(method_name: str, model_name: ModelName, training: Training = TRAINING, **options: Any) -> Lab:
+    federation = Federation(
+        clients=tuple(_samples(labels, "client", i) for i, labels in enumerate(LABELS)),
+        test=_samples([k for k in range(NUM_CLASSES) for _ in range(4)], "test"),
+        num_classes=NUM_CLASSES,
+    )
+    cls = METHODS[method_name]
+    chosen = {**{name: value for name, value in FASTER.items() if name in options_of(cls)}, **options}
+    setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training)
+    method = cls(setup=setup, **chosen)
+    prepared = replace(setup, model=method.prepare(setup.model))
+    return Lab(replace(method, setup=prepared), federation, make_key(11))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Keep torch from splitting tiny operations over threads, which costs 25 times their work on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_lab() -> MakeLab:
+    """Make a `Lab`: `make_lab(method, model, training=..., **options)`."""
+    return _make
+
+
+@pytest.fixture(params=METHODS.names())
+def method_name(request: pytest.FixtureRequest) -> str:
+    """Every method of the table, in turn."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=BACKENDS.names())
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Every back end of the table, in turn."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=["plain", "shared"])
+def lab(request: pytest.FixtureRequest, method_name: str) -> Lab:
+    """Every method, without and with buffers."""
+    return _make(method_name, request.param)
+
+
+@pytest.fixture(params=["plain", "shared", "private", "dropped"])
+def any_lab(request: pytest.FixtureRequest, method_name: str) -> Lab:
+    """Every method on every model."""
+    return _make(method_name, request.param)
+
+
+@pytest.fixture
+def plain_lab(method_name: str) -> Lab:
+    """Every method on the perceptron."""
+    return _make(method_name, "plain")
+
+
+@pytest.fixture
+def spec() -> Callable[[Tree], Tree]:
+    """Describe a tree: its structure, and the shape and dtype of each leaf."""
+    return lambda tree: tree_map(lambda leaf: (tuple(leaf.shape), leaf.dtype), tree)

@@ -1,0 +1,415 @@
+"""The contract of a method: what its pure functions promise, for every row of the table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.testing import assert_close
+
+from fedmate.backends.base import itemise
+from fedmate.backends.client import train_client, view_client
+from fedmate.core import (
+    ClientData,
+    LocalResult,
+    Method,
+    Tree,
+    Wire,
+    all_finite,
+    num_bytes,
+    pad,
+    plain_autograd,
+    stack,
+    tree_map,
+)
+from fedmate.methods import METHODS
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Lab, MakeLab
+
+Spec = Callable[[Tree], Tree]
+SIZE = 10
+"""What clients are padded to: the last batch of everybody is then padding alone."""
+
+
+def as_tree(data: ClientData) -> Tree:
+    return data._asdict()
+
+
+def lasting(server: Tree) -> Tree:
+    """Leave out what a round may change although nobody took part in it."""
+    return {part: value for part, value in server.items() if part not in ("round", "diagnostics")}
+
+
+def spoilt(leaf: Tensor) -> Tensor:
+    """Return what an upload must not be read as."""
+    return torch.full_like(leaf, torch.nan if leaf.is_floating_point() else torch.iinfo(leaf.dtype).min)
+
+
+def copied(tree: Tree) -> Tree:
+    return tree_map(torch.clone, tree)
+
+
+# -------------------- trees and messages
+
+
+def test_trees_keep_their_structure_from_round_to_round(any_lab: Lab, spec: Spec) -> None:
+    server, clients = any_lab.server(), any_lab.clients()
+    server_spec, client_spec = spec(server), spec(clients[0])
+    messages: dict[Wire, tuple[Tree, Tree]] = {}
+    for t in range(any_lab.method.setup.rounds):
+        trained = any_lab.train_all(server, clients, t)
+        for i in any_lab.everyone:
+            assert spec(trained[i].client) == client_spec
+            message = (spec(any_lab.received(server, t, i)), spec(trained[i].upload))
+            assert messages.setdefault(any_lab.method.wire(t), message) == message
+        server, clients = any_lab.combine(server, trained), [result.client for result in trained]
+        assert spec(server) == server_spec
+
+
+def test_every_view_is_a_whole_model(lab: Lab, spec: Spec) -> None:
+    method, expected = lab.method, spec(lab.method.setup.model.init_params())
+    server, clients = lab.started
+    data, key = lab.federation.clients[0], lab.client_key(1, 0)
+    download = lab.received(server, 1, 0)
+    pre = method.personal_params(clients[0], download)
+    views = {
+        "pre": method.personalise(pre, data, key),
+        "post": method.local_update(clients[0], download, data, key).params,
+        "global": method.global_params(server),
+        **method.extra_views(clients[0], download, data, key),
+    }
+    assert {name: spec(params) for name, params in views.items() if params is not None} == {
+        name: expected for name, params in views.items() if params is not None
+    }
+    assert method.headline in views
+    assert views[method.headline] is not None
+
+
+def test_messages_have_exactly_the_parts_the_wire_names(any_lab: Lab) -> None:
+    server, clients = any_lab.server(), any_lab.clients()
+    for wire, t in any_lab.structures().items():
+        for i in any_lab.everyone:
+            assert set(any_lab.received(server, t, i)) == wire.down
+            assert set(any_lab.train(server, clients[i], t, i).upload) == wire.up
+
+
+def test_the_ledger_counts_what_crosses(lab: Lab) -> None:
+    server, clients = lab.server(), lab.clients()
+    for t in lab.structures().values():
+        for message in (lab.received(server, t, 0), lab.train(server, clients[0], t, 0).upload):
+            by_hand = sum(
+                leaf.numel() * leaf.element_size()
+                for part in message.values()
+                for leaf in (part.values() if isinstance(part, dict) else [part])
+                if isinstance(leaf, Tensor)
+            )
+            assert sum(itemise(message).values()) == num_bytes(message) == by_hand
+
+
+def test_a_newcomer_receives_what_a_member_does(lab: Lab, spec: Spec) -> None:
+    server, _ = lab.started
+    stranger = lab.method.download(server, torch.tensor(-1))
+    assert spec(stranger) == spec(lab.method.download(server, torch.tensor(0)))
+    assert all_finite(stranger)
+
+
+# -------------------- pure functions
+
+
+def test_functions_are_pure(lab: Lab) -> None:
+    """The same arguments give the same bits, and the arguments stay as they were."""
+    server, clients = lab.started
+    before = {"server": copied(server), "client": copied(clients[0])}
+    first, second = (lab.train(server, clients[0], 1, 0) for _ in range(2))
+    assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    uploads = stack([result.upload for result in lab.train_all(server, clients, 1)])
+    sent = copied(uploads)
+    first_server, second_server = (lab.aggregate(server, uploads, lab.everyone, [True] * 5) for _ in range(2))
+    assert_close(first_server, second_server, rtol=0, atol=0)
+    assert_close({"server": server, "client": clients[0]}, before, rtol=0, atol=0)
+    assert_close(uploads, sent, rtol=0, atol=0)
+
+
+def test_another_key_gives_another_result(plain_lab: Lab) -> None:
+    """Every method shuffles its batches; the data and the initial model stay."""
+    server, clients = plain_lab.server(), plain_lab.clients()
+    one, other = (lab.train(server, clients[0], 0, 0) for lab in (plain_lab, plain_lab.with_key(12)))
+    assert one.loss[0] == other.loss[0]
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close((one.client, one.upload), (other.client, other.upload), rtol=0, atol=1e-9)
+
+
+# -------------------- padding and many at once
+
+
+def test_padding_does_not_matter(any_lab: Lab) -> None:
+    server, clients = any_lab.server(), any_lab.clients()
+    for t in any_lab.structures().values():
+        for i in any_lab.everyone:
+            plain = any_lab.train(server, clients[i], t, i)
+            padded = any_lab.train(server, clients[i], t, i, pad(any_lab.federation.clients[i], SIZE))
+            assert_close(padded, plain, rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_padding_does_not_matter_to_views(any_lab: Lab) -> None:
+    server, clients = any_lab.started
+    for i in any_lab.everyone:
+        data, download, key = any_lab.federation.clients[i], any_lab.received(server, 1, i), any_lab.client_key(0, i)
+        plain, padded = (views(any_lab.method, clients[i], download, d, key) for d in (data, pad(data, SIZE)))
+        assert_close(padded, plain, rtol=0, atol=1e-12)
+
+
+def views(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+    """Return the models behind the views that are made for evaluation."""
+    with torch.no_grad():
+        personal = method.personalise(method.personal_params(client, download), data, key)
+        return {"pre": personal, **method.extra_views(client, download, data, key)}
+
+
+def test_many_clients_at_once_are_many_single_ones(any_lab: Lab) -> None:
+    """Under vmap, padded to one length: the functions contain nothing that only a single client can run."""
+    method, test = any_lab.method, any_lab.federation.test
+    server, clients = any_lab.started
+
+    def one(t: int, client_id: Tensor, client: Tree, data: Tree, key: Tensor) -> Tree:
+        whole = method.download(server, client_id)
+        download = {part: value for part, value in whole.items() if part in method.wire(t).down}
+        own = ClientData(**data)
+        trained = train_client(method, t, client, download, own, key, test)
+        seen = view_client(method, trained.client, download, own, key, test)
+        return {"trained": trained._asdict(), "seen": seen, "views": views(method, client, download, own, key)}
+
+    ids = torch.tensor(any_lab.everyone)
+    data = stack([as_tree(pad(data, SIZE)) for data in any_lab.federation.clients])
+    for t in any_lab.structures().values():
+        keys = torch.stack([any_lab.client_key(t, i) for i in any_lab.everyone])
+        with torch.no_grad():
+            together = torch.func.vmap(lambda *rows, t=t: one(t, *rows))(ids, stack(clients), data, keys)
+            alone = stack(
+                [one(t, ids[i], clients[i], as_tree(any_lab.federation.clients[i]), keys[i]) for i in any_lab.everyone]
+            )
+        assert_close(together, alone, rtol=0, atol=1e-9, equal_nan=True)
+
+
+# -------------------- aggregation
+
+
+def test_the_order_of_clients_does_not_matter_to_aggregate(lab: Lab) -> None:
+    server, clients = lab.started
+    valid, order = torch.tensor([True, True, False, True, True]), torch.tensor([3, 0, 4, 1, 2])
+    for t in lab.structures().values():
+        uploads = stack([result.upload for result in lab.train_all(server, clients, t)])
+        ids = torch.tensor(lab.everyone)
+        shuffled = tree_map(lambda leaf: leaf[order], uploads)
+        with torch.no_grad():
+            expected = lab.method.aggregate(server, uploads, ids, valid)
+            found = lab.method.aggregate(server, shuffled, ids[order], valid[order])
+        assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_who_is_not_valid_is_as_good_as_absent(lab: Lab) -> None:
+    server, clients = lab.started
+    for t in lab.structures().values():
+        uploads = [result.upload for result in lab.train_all(server, clients, t)]
+        without = lab.aggregate(server, stack([uploads[i] for i in (0, 1, 2, 4)]), (0, 1, 2, 4), [True] * 4)
+        uploads[3] = tree_map(spoilt, uploads[3])
+        found = lab.aggregate(server, stack(uploads), lab.everyone, [i != 3 for i in lab.everyone])
+        assert_close(found, without, rtol=0, atol=1e-12)
+
+
+def test_without_a_valid_client_the_server_stays(lab: Lab) -> None:
+    server, clients = lab.started
+    for t in lab.structures().values():
+        uploads = stack([tree_map(spoilt, result.upload) for result in lab.train_all(server, clients, t)])
+        found = lab.aggregate(server, uploads, lab.everyone, [False] * 5)
+        assert all_finite(found)
+        assert_close(lasting(found), lasting(server), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("cause", ["learning_rate", "data"])
+def test_a_client_that_diverges_keeps_its_state(plain_lab: Lab, cause: str) -> None:
+    server, clients = plain_lab.started
+    assert plain_lab.train(server, clients[0], 1, 0).valid
+    lab, data = plain_lab, plain_lab.federation.clients[0]
+    if cause == "data":
+        data = data._replace(x=data.x * torch.nan)
+    else:
+        setup = lab.method.setup
+        wild = dataclasses.replace(setup, training=dataclasses.replace(setup.training, learning_rate=1e200))
+        lab = dataclasses.replace(lab, method=dataclasses.replace(lab.method, setup=wild))
+    result = lab.train(server, clients[0], 1, 0, data)
+    assert not result.valid
+    assert_close(result.client, clients[0], rtol=0, atol=0)
+
+
+# -------------------- awkward clients
+
+
+def test_awkward_clients_leave_everything_finite(any_lab: Lab) -> None:
+    """A class nobody holds, a client with one class, a client with one sample."""
+    server, clients = any_lab.server(), any_lab.clients()
+    for t in range(any_lab.method.setup.rounds):
+        trained = any_lab.train_all(server, clients, t)
+        for result in trained:
+            assert result.valid
+            assert all_finite({**result._asdict(), "accuracies": {}})
+        server, clients = any_lab.combine(server, trained), [result.client for result in trained]
+        assert all_finite(server)
+    for i in any_lab.everyone:
+        found = views(
+            any_lab.method, clients[i], any_lab.received(server, 3, i), any_lab.federation.clients[i], any_lab.key
+        )
+        assert all_finite(found)
+
+
+def test_a_lone_awkward_client_leaves_everything_finite(plain_lab: Lab) -> None:
+    """One class or one sample is all there is in the round: most classes have no holder."""
+    for i in (1, 2):
+        server, clients = plain_lab.server(), plain_lab.clients()
+        for t in range(plain_lab.method.setup.rounds):
+            result = plain_lab.train(server, clients[i], t, i)
+            assert result.valid
+            server = plain_lab.aggregate(server, stack([result.upload]), [i], [True])
+            clients[i] = result.client
+            assert all_finite({"server": server, "client": result.client})
+
+
+# -------------------- no host reads
+
+
+TRACED = (0, 2)
+"""Clients with several batches and with one sample."""
+
+
+def trace(lab: Lab) -> None:
+    """Run a round on tensors without content: reading one back to the host raises."""
+    states, clients = lab.clients(), lab.federation.clients
+    inputs: Tree = {
+        "server": lab.server(),
+        "states": {str(i): states[i] for i in TRACED},
+        "ids": {str(i): torch.tensor(i) for i in TRACED},
+        "data": {str(i): as_tree(clients[i]) for i in TRACED},
+        "test": as_tree(lab.federation.test),
+        "key": lab.key,
+    }
+    for t in lab.structures().values():
+        # A real pass first: it makes the modules, which hold tensors with content, and it must work.
+        _round(lab.method, t, inputs)
+        with FakeTensorMode() as mode:
+            _round(lab.method, t, tree_map(mode.from_tensor, inputs))
+
+
+def _round(method: Method, t: int, inputs: Tree) -> None:
+    """Run a whole round, evaluation included."""
+    server, key, test = inputs["server"], inputs["key"], ClientData(**inputs["test"])
+    trained = []
+    with torch.no_grad():
+        for name, client in inputs["states"].items():
+            data, whole = ClientData(**inputs["data"][name]), method.download(server, inputs["ids"][name])
+            download = {part: value for part, value in whole.items() if part in method.wire(t).down}
+            trained.append(train_client(method, t, client, download, data, key, test))
+            view_client(method, client, download, data, key, test)
+        uploads = stack([result.upload for result in trained])
+        ids = torch.stack(list(inputs["ids"].values()))
+        method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
+
+
+def test_nothing_in_a_round_is_read_back_to_the_host(lab: Lab) -> None:
+    trace(lab)
+
+
+def test_nothing_is_read_back_with_plain_autograd_either(plain_lab: Lab) -> None:
+    with plain_autograd():
+        trace(plain_lab)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planted(Method):
+    """Another method, with a read back to the host in one place."""
+
+    inner: Method
+    place: str
+    read: Callable[[Tensor], Any]
+
+    def _plant(self, place: str, number: Tensor) -> None:
+        if place == self.place:
+            self.read(number)
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        return self.inner.init_server(params, num_clients, key)
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        return self.inner.init_client(params, key)
+
+    def wire(self, round_number: int) -> Wire:
+        return self.inner.wire(round_number)
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        self._plant("download", client_id)
+        return self.inner.download(server, client_id)
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        self._plant("local_update", data.mask.sum())
+        return self.inner.local_update(client, download, data, key)
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        self._plant("aggregate", valid.sum())
+        return self.inner.aggregate(server, uploads, client_ids, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        return self.inner.personal_params(client, download)
+
+    def global_params(self, server: Tree) -> Tree | None:
+        return self.inner.global_params(server)
+
+    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
+        self._plant("personalise", data.mask.sum())
+        return params
+
+    def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+        self._plant("extra_views", data.mask.sum())
+        return {}
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda number: number.item(),
+    "truth": lambda number: bool(number > 0),
+    "list": lambda number: number.tolist(),
+    "index": lambda number: torch.arange(9)[number],
+    "choice": lambda number: number[None][number[None] > 0],
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "read"),
+    [(place, "item") for place in ("download", "local_update", "aggregate", "personalise", "extra_views")]
+    + [("local_update", read) for read in READS if read != "item"],
+)
+def test_a_planted_read_is_found(make_lab: MakeLab, place: str, read: str) -> None:
+    lab = make_lab("fedavg", "plain")
+    setup = lab.method.setup
+    trace(dataclasses.replace(lab, method=Planted(setup=setup, inner=lab.method, place="nowhere", read=READS[read])))
+    planted = dataclasses.replace(lab, method=Planted(setup=setup, inner=lab.method, place=place, read=READS[read]))
+    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        trace(planted)
+
+
+# -------------------- the tables
+
+
+def test_methods_are_concrete_and_final() -> None:
+    for name in METHODS.names():
+        cls = METHODS[name]
+        assert dataclasses.is_dataclass(cls)
+        assert not cls.__abstractmethods__
+        assert vars(cls).get("__final__") is True, f"`{name}` is neither abstract nor final"

@@ -1,0 +1,210 @@
+"""The real command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fedmate
+
+FEDMATE = str(Path(sys.executable).with_name("fedmate"))
+SMALL = ("rounds=3", "partition.clients=4", "partition.examples=20", "training.epochs=1")
+
+
+IN_TURN = """
+import sys
+from fedmate.cli import main
+for kind in sys.argv[1:]:
+    sys.argv = ["fedmate", "list", kind]
+    try:
+        main()
+    except SystemExit as end:
+        print("status", end.code)
+"""
+"""A program that runs `fedmate list KIND` for each of its arguments."""
+
+
+def split_before(text: str, headings: Sequence[str]) -> list[str]:
+    """Cut a text before each of the lines that are `headings`."""
+    parts: list[str] = []
+    for line in text.splitlines(keepends=True):
+        if line.rstrip("\n") in headings:
+            parts.append("")
+        parts[-1] += line
+    return parts
+
+
+def settings(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without what makes pipes look like terminals."""
+    unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "PYTHONPATH", "PYTHONWARNINGS")
+    return {name: value for name, value in os.environ.items() if name not in unwanted}
+
+
+def call(command: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def quickest(command: Sequence[str], cwd: Path) -> float:
+    """Return the seconds of the best of three runs: others may be using the machine."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(command, cwd=cwd, env=environment(), check=True, capture_output=True, timeout=60)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_a_comparison_prints_a_table_and_its_configuration_repeats_it(tmp_path: Path) -> None:
+    first = call(
+        [FEDMATE, "run", "--method", "fedrep", "--method", "fedavg", *settings(*SMALL), "--out", "both"], tmp_path
+    )
+    assert (first.returncode, first.stderr) == (0, "")
+    assert "\x1b" not in first.stdout
+    assert "\r" not in first.stdout
+    for name in ("fedrep", "fedavg"):
+        assert re.search(rf"^{name}: round 3/3  accuracy [\d.]+ %  0 s left$", first.stdout, re.MULTILINE)
+        mean = read_summary(tmp_path / "both" / name)["headline"]["mean"]
+        assert re.search(rf"^ *{name} +\*{mean:.2f} ", first.stdout, re.MULTILINE)
+    assert first.stdout.splitlines()[-1] == "Records: both/fedrep, both/fedavg"
+    again = call([FEDMATE, "run", "both/fedavg/config.toml", "--out", "again"], tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    one, other = read_summary(tmp_path / "both" / "fedavg"), read_summary(tmp_path / "again")
+    assert one.pop("seconds") > 0
+    assert other.pop("seconds") > 0
+    assert one == other
+    for name in ("rounds.csv", "clients.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "both" / "fedavg" / name).read_bytes()
+    configs = [(tmp_path / folder / "config.toml").read_text(encoding="utf-8") for folder in ("again", "both/fedavg")]
+    assert tomllib.loads(configs[0]) == tomllib.loads(configs[1])
+
+
+def test_a_mistake_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    answer = call([FEDMATE, "run", "--method", "fedrap"], tmp_path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == "Error: `method.name`: `fedrap` is not among the methods; did you mean `fedrep`?\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_quick_and_leaves_torch_alone(tmp_path: Path) -> None:
+    assert quickest([FEDMATE, "--help"], tmp_path) < 1
+    program = """
+import sys
+from fedmate.cli import main
+sys.argv = ["fedmate", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    print("status", end.code)
+print("heavy", sorted({"torch", "numpy", "sklearn", "scipy"} & set(sys.modules)))
+"""
+    for arguments in (["--help"], ["run", "--help"], ["list", "--help"], ["--version"]):
+        answer = call([sys.executable, "-c", program, *arguments], tmp_path)
+        assert answer.stdout.splitlines()[-2:] == ["status 0", "heavy []"], answer.stderr
+
+
+def test_importing_the_package_is_quick(tmp_path: Path) -> None:
+    assert quickest([sys.executable, "-c", "import fedmate"], tmp_path) < 2
+
+
+def test_the_version_is_the_packages(tmp_path: Path) -> None:
+    answer = call([FEDMATE, "--version"], tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"fedmate {fedmate.__version__}\n", "")
+
+
+def test_everything_is_listed(tmp_path: Path) -> None:
+    everything = call([FEDMATE, "list"], tmp_path)
+    assert (everything.returncode, everything.stderr) == (0, "")
+    headings = [line for line in everything.stdout.splitlines() if not line.startswith(" ")]
+    assert headings == ["methods:", "datasets:", "partitions:", "models:", "backends:"]
+    for name in ("fedavg", "fedper", "fedrep", "local", "digits", "share", "dirichlet", "digits_cnn", "sequential"):
+        assert re.search(rf"^  {name} ", everything.stdout, re.MULTILINE)
+    # Each kind alone, in one process: most of the time goes into importing torch.
+    kinds = [heading.rstrip(":") for heading in headings]
+    alone = call([sys.executable, "-c", IN_TURN, *kinds], tmp_path)
+    assert alone.stdout.split("status 0\n") == [*split_before(everything.stdout, headings), ""]
+
+
+def test_a_terminal_shows_a_live_bar(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [FEDMATE, "run", "--method", "local", *settings(*SMALL, "eval_every=1"), "--out", "record"]
+    seen = b""
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**environment(), "TERM": "xterm-256color", "COLUMNS": "100"},
+        stdin=theirs,
+        stdout=theirs,
+    ) as process:
+        os.close(theirs)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and select.select([ours], [], [], 60)[0]:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            seen += chunk
+        status = process.wait(timeout=60)
+    os.close(ours)
+    text = seen.decode()
+    assert status == 0
+    assert "\x1b[" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    mean = read_summary(tmp_path / "record")["headline"]["mean"]
+    assert re.search(rf"local .*round +3/3 +{mean:.2f} % ", plain)
+    assert "Records: record" in plain
+
+
+def test_an_interrupt_leaves_a_record_that_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    long = settings(*SMALL, "rounds=100000", "eval_every=1")
+    process = subprocess.Popen(
+        [FEDMATE, "run", "--method", "local", *long, "--out", "record"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs these tests in the background may have told their children to ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 90
+        metrics = folder / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= 2):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err == "Stopped. The record so far is in record.\n"
+    assert "Traceback" not in out
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+    assert tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["rounds"] == 100000
+    assert json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fedmate"] == fedmate.__version__
+    lines = (folder / "rounds.csv").read_text(encoding="utf-8").splitlines()
+    assert {line.count(",") for line in lines} == {lines[0].count(",")}
+    assert not (folder / "summary.json").exists()

@@ -1,0 +1,180 @@
+"""An experiment becomes the objects that run it, the same ones each time, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from fedmate.backends.sequential import Sequential
+from fedmate.core import flatten
+from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.errors import UserError
+from fedmate.experiment.build import Built, build, decide
+from fedmate.experiment.config import Layer, parse_set, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Dataset):
+    """Has a test split of its own, without any sample of class 3."""
+
+    defaults: ClassVar[dict[str, dict[str, Any]]] = {"partition": {"name": "iid", "clients": 3}}
+
+    def load(self) -> Arrays:
+        def samples(labels: list[int]) -> Samples:
+            y = np.array(labels, dtype=np.int64)
+            return Samples((y[:, None, None, None] + np.zeros((len(y), 1, 8, 8))).astype(np.float32), y)
+
+        return Arrays(samples([0, 1, 2, 3] * 6), samples([0, 1, 2, 2, 1]), ("a", "b", "c", "d"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Keep small operations from waiting for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def built(*assignments: str) -> Built:
+    return build(resolve([Layer("test", {"partition": {"clients": 4}}), parse_set(assignments)]))
+
+
+def refused(*assignments: str) -> str:
+    with pytest.raises(UserError) as caught:
+        built(*assignments)
+    return str(caught.value)
+
+
+def rows(x: torch.Tensor) -> list[bytes]:
+    return [sample.numpy().tobytes() for sample in x]
+
+
+def test_auto_is_decided_and_written_down() -> None:
+    general = decide(resolve([])).general
+    assert general.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert general.backend == "sequential"
+    assert built().experiment.general.device == general.device
+
+
+def test_what_is_named_is_left_alone() -> None:
+    assert decide(resolve([parse_set(["device=cpu", "backend=sequential"])])).general.device == "cpu"
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "cuda:-1", "cuda:x", "mps", "meta", "cuda:999"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    sentence = refused(f"device={name}")
+    assert f"`device` is `{name}`" in sentence
+    assert "use `cpu`" in sentence
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it is there")
+def test_a_missing_gpu_is_refused() -> None:
+    sentence = refused("device=cuda")
+    assert "`device` is `cuda`" in sentence
+    assert "0 CUDA devices" in sentence
+
+
+def test_clients_hold_what_the_partition_dealt_and_the_test_split_is_the_rest() -> None:
+    federation = built("partition.clients=5", "partition.examples=30").federation
+    assert [len(data.y) for data in federation.clients] == [30] * 5
+    assert all(bool(data.mask.all()) for data in (*federation.clients, federation.test))
+    assert len(federation.test.y) == 1797 - 150
+    assert federation.num_classes == 10
+    # Every digit is at exactly one place (some images occur twice in the data set itself).
+    everything = sorted(row for data in (*federation.clients, federation.test) for row in rows(data.x))
+    assert everything == sorted(rows(torch.from_numpy(DATASETS["digits"]().load().train.x)))
+
+
+def test_samples_keep_their_labels() -> None:
+    federation, arrays = built().federation, DATASETS["digits"]().load()
+    labels = {(row, int(y)) for row, y in zip(rows(torch.from_numpy(arrays.train.x)), arrays.train.y, strict=True)}
+    for data in (*federation.clients, federation.test):
+        assert {(row, int(y)) for row, y in zip(rows(data.x), data.y, strict=True)} <= labels
+
+
+def test_the_same_seed_deals_and_starts_alike_whatever_the_precision() -> None:
+    one, again, other, precise = built(), built(), built("seed=1"), built("dtype=float64")
+    for i in range(4):
+        assert torch.equal(one.federation.clients[i].x, again.federation.clients[i].x)
+        assert torch.equal(one.federation.clients[i].x, precise.federation.clients[i].x.float())
+    assert not torch.equal(one.federation.clients[0].x, other.federation.clients[0].x)
+    starts = [flatten(b.method.setup.model.init_params()) for b in (one, again, other, precise)]
+    assert all(torch.equal(leaf, starts[1][path]) for path, leaf in starts[0].items())
+    assert all(torch.equal(leaf, starts[3][path].float()) for path, leaf in starts[0].items())
+    assert not torch.equal(starts[0]["classifier/weight"], starts[2]["classifier/weight"])
+
+
+def test_the_seed_takes_any_whole_number() -> None:
+    first, second = built("seed=-1"), built(f"seed={2**64 + 5}")
+    assert torch.equal(second.federation.clients[0].x, built("seed=5").federation.clients[0].x)
+    assert not torch.equal(first.federation.clients[0].x, second.federation.clients[0].x)
+
+
+def test_building_leaves_the_global_generators_alone() -> None:
+    torch.manual_seed(123)
+    np.random.seed(123)
+    expected = torch.get_rng_state(), np.random.rand()
+    np.random.seed(123)
+    built()
+    assert torch.equal(torch.get_rng_state(), expected[0])
+    assert np.random.rand() == expected[1]
+
+
+def test_the_parts_fit_together() -> None:
+    made = built("dtype=float64", "rounds=7", "method.name=fedper", "method.personal_layers=2", "model.width=5")
+    setup = made.method.setup
+    assert made.federation.clients[0].x.dtype == torch.float64
+    params = setup.model.init_params()
+    assert {leaf.dtype for leaf in flatten(params).values()} == {torch.float64}
+    assert params["classifier"]["weight"].shape == (10, 5)
+    assert (setup.rounds, setup.num_classes, setup.training) == (7, 10, made.experiment.training)
+    assert vars(made.method)["personal_layers"] == 2
+    assert isinstance(made.backend, Sequential)
+    assert made.backend.method is made.method
+    assert made.backend.federation is made.federation
+    assert len(made.backend.clients) == 4
+
+
+def test_small_clients_are_pointed_out() -> None:
+    (note,) = built().notes
+    assert "`training.batch_size` is 50" in note
+    assert "all clients hold 40 samples" in note
+    assert built("training.batch_size=40").notes == []
+    dirichlet = ("partition.name=dirichlet", "partition.clients=12", "partition.examples=100")
+    sizes = sorted(len(data.y) for data in built(*dirichlet).federation.clients)
+    (note,) = built(*dirichlet, f"training.batch_size={sizes[-1]}").notes
+    small = [size for size in sizes if size < sizes[-1]]
+    assert f"{len(small)} clients hold {small[0]} to {small[-1]} samples" in note
+
+
+def test_a_data_set_may_bring_its_own_test_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS._rows, "split", Split)
+    made = build(resolve([parse_set(["dataset.name=split", "training.batch_size=8"])]))
+    assert made.federation.test.y.tolist() == [0, 1, 2, 2, 1]
+    assert [len(data.y) for data in made.federation.clients] == [8, 8, 8]
+    assert made.notes == ["the test split has no sample of class 3: left out of averages."]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "fragments"),
+    [
+        (["partition.clients=1798"], ["`partition.clients` is 1798", "1797 samples", "at most"]),
+        (["partition.clients=5000", "partition.name=iid"], ["`partition.clients` is 5000", "1797 samples"]),
+        (
+            ["partition.name=pathological", "partition.classes_per_client=11"],
+            ["`partition.classes_per_client` is 11", "10 classes", "at most"],
+        ),
+        (["partition.examples=450"], ["`partition.examples`", "at most"]),
+        (["partition.name=iid", "partition.clients=1797"], ["`partition.examples`", "test split", "lower"]),
+    ],
+)
+def test_a_partition_that_does_not_fit_is_refused(assignments: list[str], fragments: list[str]) -> None:
+    sentence = refused(*assignments)
+    assert [fragment for fragment in fragments if fragment not in sentence] == []
+    assert "\n" not in sentence

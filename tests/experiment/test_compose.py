@@ -1,0 +1,160 @@
+"""The command's words become one experiment per method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedmate.errors import UserError
+from fedmate.experiment.compose import compose
+from fedmate.experiment.config import Experiment, resolve
+
+
+def one(
+    file: Path | None = None, methods: Sequence[str] = (), dataset: str | None = None, settings: Sequence[str] = ()
+) -> Experiment:
+    (experiment,) = compose(file, methods, dataset, settings)
+    return experiment
+
+
+def refused(methods: Sequence[str], settings: Sequence[str] = (), file: Path | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        compose(file, methods, None, settings)
+    return str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "experiment.toml"
+    path.write_text(
+        """
+        seed = 7
+        rounds = 9
+        [partition]
+        clients = 5
+        share = 30
+        [method]
+        name = "fedrep"
+        classifier_epochs = 3
+        """,
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert one() == resolve([])
+
+
+def test_set_overrides_the_file_and_the_file_the_defaults(file: Path) -> None:
+    experiment = one(file, settings=["rounds=2", "partition.share=50"])
+    assert (experiment.general.seed, experiment.general.rounds, experiment.general.eval_every) == (7, 2, 10)
+    assert experiment.partition.options == {"clients": 5, "examples": 40, "share": 50}
+    assert experiment.method.options["classifier_epochs"] == 3
+
+
+def test_the_option_method_overrides_the_file(file: Path) -> None:
+    experiment = one(file, ["fedper"])
+    assert (experiment.method.name, experiment.method.options) == ("fedper", {"personal_layers": 1})
+    assert experiment.general.rounds == 9
+
+
+def test_the_option_dataset_keeps_what_the_file_says_besides(file: Path) -> None:
+    assert one(file, dataset="digits") == one(file)
+
+
+def test_set_may_change_a_sections_name(file: Path) -> None:
+    experiment = one(file, settings=["partition.name=dirichlet", "partition.alpha=2"])
+    assert experiment.partition.options == {"clients": 5, "examples": 40, "alpha": 2.0}
+    assert one(file, settings=["method.name=local"]).method.options == {}
+
+
+def test_a_typo_in_the_file_is_refused_though_the_command_changes_the_name(file: Path) -> None:
+    file.write_text('[method]\nname = "fedrep"\nclasifier_epochs = 3\n', encoding="utf-8")
+    sentence = refused(["fedavg"], file=file)
+    assert f"`method.clasifier_epochs` in {file}" in sentence
+    assert "did you mean `classifier_epochs`?" in sentence
+
+
+def test_several_methods_give_one_experiment_each_in_their_order(file: Path) -> None:
+    experiments = compose(file, ["fedavg", "fedrep", "local"], None, ["rounds=2"])
+    assert [e.method.name for e in experiments] == ["fedavg", "fedrep", "local"]
+    assert {e.general for e in experiments} == {experiments[0].general}
+    assert [e.partition for e in experiments] == [experiments[0].partition] * 3
+    assert experiments[1].method.options["classifier_epochs"] == 3
+
+
+def test_a_setting_reaches_the_methods_that_know_it() -> None:
+    settings = ["method.classifier_epochs=4", "method.personal_layers=2", "method.tuning_epochs=6"]
+    fedavg, fedper, fedrep, local = compose(None, ["fedavg", "fedper", "fedrep", "local"], None, settings)
+    assert fedavg.method.options == {"tuning_epochs": 6}
+    assert fedper.method.options == {"personal_layers": 2}
+    assert fedrep.method.options["classifier_epochs"] == 4
+    assert fedrep.method.options["tuning_epochs"] == 6
+    assert local.method.options == {}
+
+
+def test_a_preset_reaches_the_methods_that_have_it() -> None:
+    fedavg, fedrep = compose(None, ["fedavg", "fedrep"], None, ["method.preset=authors"])
+    assert fedrep.method.options["classifier_epochs"] == 10
+    assert fedavg == one(methods=["fedavg"])
+
+
+def test_a_setting_that_no_compared_method_knows_is_refused() -> None:
+    sentence = refused(["fedrep", "fedavg"], ["method.clasifier_epochs=4"])
+    assert "`method.clasifier_epochs` in --set" in sentence
+    assert "did you mean `classifier_epochs`?" in sentence
+
+
+def test_a_setting_of_a_method_that_is_not_compared_is_refused() -> None:
+    assert "`method.classifier_epochs` in --set" in refused(["fedavg", "fedper"], ["method.classifier_epochs=4"])
+    assert "`method.classifier_epochs` in --set" in refused(["fedavg"], ["method.classifier_epochs=4"])
+
+
+def test_a_setting_of_the_wrong_type_is_refused() -> None:
+    sentence = refused(["fedavg", "fedrep"], ["method.classifier_epochs=four"])
+    assert "`method.classifier_epochs` in --set is the string 'four'; it must be a whole number." in sentence
+
+
+def test_a_preset_that_no_compared_method_has_is_refused() -> None:
+    assert "`method.preset` in --set is 'none'" in refused(["fedrep", "fedavg"], ["method.preset=none"])
+
+
+def test_a_preset_that_is_not_a_word_is_refused() -> None:
+    assert "`method.preset`" in refused(["fedrep", "fedavg"], ["method.preset=[1]"])
+
+
+def test_a_method_named_twice_is_refused() -> None:
+    sentence = refused(["fedavg", "local", "fedavg"])
+    assert "`--method`" in sentence
+    assert "`fedavg` twice" in sentence
+
+
+def test_two_ways_to_choose_the_method_are_refused() -> None:
+    sentence = refused(["fedavg"], ["method.name=fedrep"])
+    assert "`--set method.name`" in sentence
+    assert "`--method`" in sentence
+
+
+def test_a_section_set_to_a_value_is_refused_with_methods_too() -> None:
+    assert "`method` in --set is 'fedrep'" in refused([], ["method=fedrep"])
+    assert "`method` in --set is 'fedrep'" in refused(["fedavg"], ["method=fedrep"])
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings"),
+    [
+        (["fedrpe"], []),
+        (["fedavg", "fedrpe"], []),
+        (["fedrpe"], ["rounds=2"]),
+        (["fedrpe"], ["method.classifier_epochs=3"]),
+        (["fedavg", "fedrpe"], ["method.tuning_epochs=3"]),
+    ],
+)
+def test_an_unknown_method_is_refused_by_argument(methods: list[str], settings: list[str]) -> None:
+    sentence = refused(methods, settings)
+    assert "`method.name`" in sentence or "`--method`" in sentence
+    assert "`fedrpe`" in sentence
+    assert "did you mean `fedrep`?" in sentence

@@ -1,0 +1,520 @@
+"""An experiment is put together from layers; what it writes, it reads back."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedmate.core import Limits, Training, option
+from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.errors import UserError
+from fedmate.experiment.config import Experiment, General, Layer, load_file, parse_set, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Dataset):
+    """A data set that brings defaults, presets and an option along."""
+
+    defaults: ClassVar[dict[str, dict[str, Any]]] = {
+        "partition": {"name": "iid", "examples": 12},
+        "training": {"epochs": 2, "momentum": 0.1},
+    }
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        "authors": {"training": {"epochs": 7, "learning_rate": 0.5}, "partition": {"clients": 3}},
+        "tuned": {"training": {"epochs": 9}},
+    }
+
+    size: int = option(30, "how many samples there are", Limits(at_least=1))
+
+    def load(self) -> Arrays:
+        y = np.arange(self.size, dtype=np.int64) % 4
+        return Arrays(Samples(np.zeros((self.size, 1, 8, 8), np.float32), y), None, ("a", "b", "c", "d"))
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS._rows, "toy", Toy)
+
+
+def resolved(*layers: dict[str, Any]) -> Experiment:
+    return resolve([Layer(f"layer {i}", values) for i, values in enumerate(layers)])
+
+
+def refused(*layers: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        resolved(*layers)
+    return str(caught.value)
+
+
+# Defaults.
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    experiment = resolved()
+    assert asdict(experiment.general) == {
+        "seed": 0,
+        "rounds": 50,
+        "participation": 1.0,
+        "eval_every": 10,
+        "backend": "auto",
+        "device": "auto",
+        "dtype": "float32",
+    }
+    assert asdict(experiment.training) == {
+        "batch_size": 50,
+        "epochs": 5,
+        "learning_rate": 0.02,
+        "momentum": 0.5,
+        "weight_decay": 5e-4,
+    }
+    assert experiment.dataset.name == "digits"
+    assert experiment.model.name == "digits_cnn"
+    assert (experiment.partition.name, experiment.partition.options) == (
+        "share",
+        {"clients": 20, "examples": 40, "share": 10},
+    )
+    assert experiment.method.name == "fedrep"
+    assert experiment.method.options["classifier_epochs"] == 1
+    assert experiment.method.options["classifier_learning_rate"] == 0.1
+
+
+# Precedence.
+
+
+def test_each_layer_overrides_those_before_it() -> None:
+    experiment = resolved(
+        {"rounds": 1, "seed": 1, "eval_every": 1, "training": {"epochs": 1, "momentum": 0.1}},
+        {"rounds": 2, "seed": 2, "training": {"epochs": 2}},
+        {"rounds": 3},
+    )
+    general, training = experiment.general, experiment.training
+    assert (general.rounds, general.seed, general.eval_every) == (3, 2, 1)
+    assert (training.epochs, training.momentum, training.learning_rate) == (2, 0.1, 0.02)
+
+
+def test_a_section_is_merged_key_by_key() -> None:
+    experiment = resolved({"partition": {"clients": 5, "share": 30}}, {"partition": {"share": 40}})
+    assert experiment.partition.options == {"clients": 5, "examples": 40, "share": 40}
+
+
+def test_the_file_overrides_what_the_data_set_brings(toy: None) -> None:
+    experiment = resolved({"dataset": {"name": "toy"}, "training": {"epochs": 4}})
+    assert (experiment.training.epochs, experiment.training.momentum) == (4, 0.1)
+
+
+def test_the_data_set_of_the_last_layer_brings_the_defaults(toy: None) -> None:
+    experiment = resolved({"seed": 3}, {"dataset": {"name": "toy"}})
+    assert (experiment.partition.name, experiment.partition.options["examples"]) == ("iid", 12)
+    back = resolved({"dataset": {"name": "toy"}}, {"dataset": {"name": "digits"}})
+    assert (back.partition.name, back.partition.options["examples"]) == ("share", 40)
+    assert back.training == Training()
+
+
+# Changing a section's name.
+
+
+def test_another_name_drops_the_default_names_keys() -> None:
+    experiment = resolved({"method": {"name": "fedper"}})
+    assert set(experiment.method.options) == {"personal_layers"}
+
+
+def test_another_name_drops_the_keys_of_the_layers_below() -> None:
+    experiment = resolved(
+        {"method": {"name": "fedrep", "classifier_epochs": 7}}, {"method": {"name": "fedper", "personal_layers": 2}}
+    )
+    assert (experiment.method.name, experiment.method.options) == ("fedper", {"personal_layers": 2})
+
+
+def test_keys_that_both_names_know_stay() -> None:
+    experiment = resolved({"partition": {"clients": 5, "share": 30}}, {"partition": {"name": "dirichlet"}})
+    assert experiment.partition.options == {"clients": 5, "examples": 40, "alpha": 0.5}
+
+
+def test_dropped_keys_do_not_come_back_with_their_name() -> None:
+    experiment = resolved(
+        {"method": {"name": "fedrep", "classifier_epochs": 7}},
+        {"method": {"name": "local"}},
+        {"method": {"name": "fedrep"}},
+    )
+    assert experiment.method.options["classifier_epochs"] == 1
+
+
+def test_saying_the_same_name_again_drops_nothing() -> None:
+    experiment = resolved({"method": {"name": "fedrep", "classifier_epochs": 7}}, {"method": {"name": "fedrep"}})
+    assert experiment.method.options["classifier_epochs"] == 7
+
+
+def test_the_other_names_key_is_refused_in_the_layer_that_changes_the_name() -> None:
+    sentence = refused({"partition": {"name": "iid", "share": 20}})
+    assert sentence.startswith("`partition.share` in layer 0 is not an option;")
+
+
+def test_a_typo_is_refused_even_if_the_name_changes_later() -> None:
+    sentence = refused({"method": {"name": "fedrep", "clasifier_epochs": 7}}, {"method": {"name": "local"}})
+    assert "`method.clasifier_epochs` in layer 0" in sentence
+    assert "did you mean `classifier_epochs`?" in sentence
+
+
+def test_a_wrong_type_is_refused_even_if_overridden_later() -> None:
+    assert "`rounds` in layer 0 is the string 'ten'" in refused({"rounds": "ten"}, {"rounds": 10})
+
+
+def test_a_value_outside_the_limits_may_be_overridden() -> None:
+    assert resolved({"rounds": 0}, {"rounds": 2}).general.rounds == 2
+
+
+# Presets.
+
+
+def test_a_methods_preset_stands_for_its_values() -> None:
+    options = resolved({"method": {"preset": "authors"}}).method.options
+    assert (options["classifier_epochs"], options["classifier_learning_rate"]) == (10, 0.01)
+    assert "preset" not in options
+
+
+def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
+    options = resolved(
+        {"method": {"classifier_epochs": 3, "classifier_learning_rate": 0.3, "tuning_epochs": 4}},
+        {"method": {"preset": "authors", "classifier_epochs": 6}},
+    ).method.options
+    assert options == {"classifier_epochs": 6, "classifier_learning_rate": 0.01, "tuning_epochs": 4}
+
+
+def test_a_later_layer_overrides_a_preset() -> None:
+    options = resolved({"method": {"preset": "authors"}}, {"method": {"classifier_epochs": 2}}).method.options
+    assert (options["classifier_epochs"], options["classifier_learning_rate"]) == (2, 0.01)
+
+
+def test_a_preset_goes_with_its_method() -> None:
+    options = resolved({"method": {"preset": "authors"}}, {"method": {"name": "fedper"}}).method.options
+    assert options == {"personal_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "fragments"),
+    [
+        ({"method": {"preset": "autors"}}, ["`method.preset`", "'autors'", "`fedrep`", "`authors`"]),
+        ({"method": {"name": "local", "preset": "authors"}}, ["`method.preset`", "'authors'", "`local`", "none"]),
+        ({"method": {"preset": 3}}, ["`method.preset`", "3"]),
+        ({"dataset": {"preset": "authors"}}, ["`dataset.preset`", "'authors'", "`digits`", "none"]),
+        ({"dataset": {"name": "toy", "preset": "author"}}, ["`dataset.preset`", "'author'", "`authors` or `tuned`"]),
+    ],
+)
+def test_an_unknown_preset_is_refused(toy: None, values: dict[str, Any], fragments: list[str]) -> None:
+    sentence = refused(values)
+    assert "in layer 0" in sentence
+    assert [fragment for fragment in fragments if fragment not in sentence] == []
+
+
+@pytest.mark.parametrize("section", ["method", "dataset"])
+def test_a_preset_that_is_not_a_word_is_refused(section: str) -> None:
+    assert f"`{section}.preset` in layer 0 is [1]" in refused({section: {"preset": [1]}})
+
+
+def test_presets_exist_only_for_data_sets_and_methods() -> None:
+    assert "`partition.preset`" in refused({"partition": {"preset": "authors"}})
+    assert "`training.preset`" in refused({"training": {"preset": "authors"}})
+
+
+def test_a_data_sets_preset_reaches_the_other_sections(toy: None) -> None:
+    experiment = resolved({"dataset": {"name": "toy", "preset": "authors", "size": 50}})
+    assert (experiment.training.epochs, experiment.training.learning_rate) == (7, 0.5)
+    assert experiment.training.momentum == 0.1
+    assert experiment.partition.options == {"clients": 3, "examples": 12}
+    assert experiment.dataset.options == {"size": 50}
+
+
+def test_a_data_sets_preset_lies_beneath_its_own_layer_and_above_those_below(toy: None) -> None:
+    experiment = resolved(
+        {"dataset": {"name": "toy"}, "training": {"epochs": 1, "learning_rate": 0.1}},
+        {"dataset": {"preset": "authors"}, "training": {"learning_rate": 0.2}},
+    )
+    assert (experiment.training.epochs, experiment.training.learning_rate) == (7, 0.2)
+
+
+def test_the_preset_of_a_data_set_given_up_counts_for_nothing(toy: None) -> None:
+    experiment = resolved({"dataset": {"name": "toy", "preset": "authors"}}, {"dataset": {"name": "digits"}})
+    assert experiment.training == Training()
+    assert experiment.partition.options == {"clients": 20, "examples": 40, "share": 10}
+
+
+def test_an_option_of_the_data_set_is_checked(toy: None) -> None:
+    assert "`dataset.size` is 0" in refused({"dataset": {"name": "toy", "size": 0}})
+    assert "`dataset.size` in layer 0 is not an option" in refused({"dataset": {"name": "digits", "size": 9}})
+
+
+# Assignments.
+
+
+@pytest.mark.parametrize(
+    ("assignment", "values"),
+    [
+        ("rounds=3", {"rounds": 3}),
+        ("seed=-3", {"seed": -3}),
+        ("rounds=1_000", {"rounds": 1000}),
+        ("participation=0.5", {"participation": 0.5}),
+        ("training.weight_decay=5e-4", {"training": {"weight_decay": 5e-4}}),
+        ("flag=true", {"flag": True}),
+        ("flag=false", {"flag": False}),
+        ("flag=True", {"flag": "True"}),
+        ("backend=sequential", {"backend": "sequential"}),
+        ('backend="sequential"', {"backend": "sequential"}),
+        ("backend='a=b'", {"backend": "a=b"}),
+        ("device=cuda:1", {"device": "cuda:1"}),
+        ("method.name=fedavg", {"method": {"name": "fedavg"}}),
+        ("method.rate=0.1", {"method": {"rate": 0.1}}),
+        (" rounds = 3 ", {"rounds": 3}),
+        ("word=a=b", {"word": "a=b"}),
+        ("word=", {"word": ""}),
+        ("word=two words", {"word": "two words"}),
+        ("list=[1, 2]", {"list": [1, 2]}),
+    ],
+)
+def test_an_assignment_is_read_as_toml_or_else_as_a_word(assignment: str, values: dict[str, Any]) -> None:
+    layer = parse_set([assignment])
+    assert layer == Layer("--set", values)
+    flat = {**layer.values, **layer.values.get("method", {}), **layer.values.get("training", {})}
+    expected = {**values, **values.get("method", {}), **values.get("training", {})}
+    assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in expected.items()}
+
+
+def test_assignments_gather_and_the_last_wins() -> None:
+    layer = parse_set(["training.epochs=1", "rounds=2", "training.momentum=0.1", "training.epochs=3"])
+    assert layer.values == {"training": {"epochs": 3, "momentum": 0.1}, "rounds": 2}
+
+
+@pytest.mark.parametrize("assignment", ["", "rounds", "=3", "=", ".rounds=3", "training.=3", "a.b.c=1", ".=1"])
+def test_a_malformed_assignment_is_refused(assignment: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_set([assignment])
+    assert str(caught.value) == f"`--set` got `{assignment}`; write `key=value` or `section.key=value`."
+
+
+def test_an_assignment_holds_one_value_only() -> None:
+    with pytest.raises(UserError, match=r"`rounds`|`--set`"):
+        resolve([parse_set(["rounds=1\nseed=3"])])
+
+
+@pytest.mark.parametrize(
+    "assignments", [["rounds=3", "rounds.x=4"], ["rounds.x=4", "rounds=3"], ["method=a", "method.name=b"]]
+)
+def test_a_value_and_keys_at_once_are_refused_in_either_order(assignments: list[str]) -> None:
+    with pytest.raises(UserError, match=r"`(rounds|method|--set)`"):
+        resolve([parse_set(assignments)])
+
+
+# Names, keys and limits.
+
+
+@pytest.mark.parametrize(
+    ("values", "fragments"),
+    [
+        ({"rouns": 3}, ["`rouns` in layer 0", "did you mean `rounds`?"]),
+        ({"trainig": {"epochs": 3}}, ["`[trainig]` in layer 0", "did you mean `training`?"]),
+        ({"xyz": {}}, ["`[xyz]` in layer 0", "known are `dataset`, `method`, `model`, `partition`, `training`."]),
+        ({"rounds": {"x": 3}}, ["`[rounds]` in layer 0", "not a section"]),
+        ({"training": {"epoch": 3}}, ["`training.epoch` in layer 0", "did you mean `epochs`?"]),
+        ({"method": "fedavg"}, ["`method` in layer 0", "'fedavg'", "`[method]`"]),
+        ({"method": {"name": 3}}, ["`method.name` in layer 0", "3", "a string"]),
+        ({"dataset": {"name": ["digits"]}}, ["`dataset.name`", "['digits']", "a string"]),
+        ({"method": {"name": "fedrap"}}, ["`method.name`", "`fedrap`", "did you mean `fedrep`?"]),
+        ({"dataset": {"name": "digit"}}, ["`dataset.name`", "`digit`", "did you mean `digits`?"]),
+        ({"partition": {"name": "dirichlets"}}, ["`partition.name`", "`dirichlets`", "did you mean `dirichlet`?"]),
+        ({"model": {"name": "digits"}}, ["`model.name`", "`digits`", "did you mean `digits_cnn`?"]),
+        ({"backend": "sequentail"}, ["`backend`", "`sequentail`", "did you mean `sequential`?"]),
+        ({"model": {"buffers": "privat"}}, ["`model.buffers` in layer 0", "'privat'", "did you mean `private`?"]),
+        ({"dtype": "float16"}, ["`dtype` in layer 0", "'float16'", "`float64`"]),
+        ({"rounds": 0}, ["`rounds` is 0", "at least 1"]),
+        ({"eval_every": 0}, ["`eval_every` is 0", "at least 1"]),
+        ({"participation": 0}, ["`participation` is 0", "above 0 and at most 1"]),
+        ({"participation": 1.5}, ["`participation` is 1.5", "above 0 and at most 1"]),
+        ({"participation": float("nan")}, ["`participation` is nan", "finite"]),
+        ({"training": {"learning_rate": float("inf")}}, ["`training.learning_rate` is inf", "finite"]),
+        ({"training": {"batch_size": 0}}, ["`training.batch_size` is 0", "at least 1"]),
+        ({"training": {"momentum": 1}}, ["`training.momentum` is 1", "below 1"]),
+        ({"training": {"epochs": -1}}, ["`training.epochs` is -1", "at least 0"]),
+        ({"partition": {"clients": 0}}, ["`partition.clients` is 0", "at least 1"]),
+        ({"partition": {"examples": 0}}, ["`partition.examples` is 0", "at least 1"]),
+        ({"partition": {"share": 101}}, ["`partition.share` is 101", "at most 100"]),
+        ({"partition": {"share": -1}}, ["`partition.share` is -1", "at least 0"]),
+        ({"partition": {"name": "dirichlet", "alpha": 0}}, ["`partition.alpha` is 0", "above 0"]),
+        ({"method": {"classifier_epochs": -1}}, ["`method.classifier_epochs` is -1", "at least 0"]),
+        ({"model": {"width": 0}}, ["`model.width` is 0", "at least 1"]),
+    ],
+)
+def test_what_is_wrong_is_named(values: dict[str, Any], fragments: list[str]) -> None:
+    sentence = refused(values)
+    assert [fragment for fragment in fragments if fragment not in sentence] == []
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"partition": {"share": 0}},
+        {"partition": {"share": 100}},
+        {"participation": 1},
+        {"participation": 1e-9},
+        {"rounds": 1},
+        {"partition": {"clients": 1}},
+        {"training": {"epochs": 0, "learning_rate": 0, "momentum": 0, "weight_decay": 0}},
+        {"seed": -(2**70)},
+    ],
+)
+def test_the_limits_themselves_are_allowed(values: dict[str, Any]) -> None:
+    resolved(values)
+
+
+@pytest.mark.parametrize("key", ["rounds", "participation"])
+def test_a_number_too_large_for_a_float_is_refused(key: str) -> None:
+    assert f"`{key}`" in refused({key: 10**400})
+
+
+# Files.
+
+
+def test_a_file_is_a_layer(tmp_path: Path) -> None:
+    path = tmp_path / "an experiment.toml"
+    path.write_text('seed = 4\n[method]\nname = "fedper" # déjà vu\n', encoding="utf-8")
+    assert load_file(path) == Layer(str(path), {"seed": 4, "method": {"name": "fedper"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("rounds 3\n", "line 1"),
+        ("seed = 0\n[method\n", "line 2"),
+        ("seed = 0\nrounds = 1\nrounds = 2\n", "line 3"),
+        ('seed = 0\n\nbackend = "auto\n', "line 3"),
+        ("seed = 0\nrounds = three\n", "line 2"),
+        ("seed = 0\nrounds = ", "line 2"),
+        ('seed = 0\nbackend = "auto', "line 2"),
+    ],
+)
+def test_malformed_toml_is_refused_by_file_and_line(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        load_file(path)
+    assert str(caught.value).startswith(f"`{path}` is not valid TOML: ")
+    assert line in str(caught.value)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "picture.png"
+    binary.write_bytes(b"\x89PNG\r\n\x1a\n\x00\xff")
+    for path, fragment in (
+        (tmp_path / "nowhere.toml", "does not exist"),
+        (tmp_path, "directory"),
+        (binary, "cannot be read as text"),
+        (binary / "below.toml", "cannot be read"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load_file(path)
+        assert f"`{path}`" in str(caught.value)
+        assert fragment in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# Writing and reading back.
+
+_positive = st.floats(min_value=0, max_value=1e300, allow_nan=False)
+_general = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(),
+        "rounds": st.integers(1, 10**9),
+        "participation": st.floats(0, 1, exclude_min=True),
+        "eval_every": st.integers(1, 10**9),
+        "backend": st.sampled_from(["auto", "sequential"]),
+        "device": st.text(),
+        "dtype": st.sampled_from(["float32", "float64"]),
+    },
+)
+_training = st.fixed_dictionaries(
+    {},
+    optional={
+        "batch_size": st.integers(1, 10**6),
+        "epochs": st.integers(0, 10**6),
+        "learning_rate": _positive,
+        "momentum": st.floats(0, 1, exclude_max=True),
+        "weight_decay": _positive,
+    },
+)
+
+
+def _named(name: str, **options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"name": st.just(name)}, optional=options)
+
+
+_partition = st.one_of(
+    _named("share", clients=st.integers(1, 999), share=st.floats(0, 100) | st.integers(0, 100)),
+    _named("dirichlet", examples=st.integers(1, 999), alpha=st.floats(0, 1e9, exclude_min=True)),
+    _named("pathological", classes_per_client=st.integers(1, 99)),
+    _named("iid", clients=st.integers(1, 999)),
+)
+_method = st.one_of(
+    _named("fedrep", preset=st.just("authors"), classifier_learning_rate=_positive, tuning_epochs=st.integers(0, 99)),
+    _named("fedper", personal_layers=st.integers(0, 9)),
+    _named("fedavg", tuning_epochs=st.integers(0, 99)),
+    _named("local"),
+)
+_model = _named("digits_cnn", width=st.integers(1, 999), buffers=st.sampled_from(["shared", "private", "dropped"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(general=_general, training=_training, partition=_partition, method=_method, model=_model)
+@example(general={"device": 'a "quoted" \\ back\\slash'}, training={}, partition={}, method={}, model={})
+@example(general={"device": "tab\t new\n line\r\n # no comment"}, training={}, partition={}, method={}, model={})
+@example(general={"device": "naïve 東京 🎲 \u2028 \x00"}, training={}, partition={}, method={}, model={})
+@example(general={"device": "delete \x7f"}, training={}, partition={}, method={}, model={})
+@example(general={}, training={"weight_decay": 1e-05, "learning_rate": 1e22}, partition={}, method={}, model={})
+def test_an_experiment_reads_back_what_it_writes(
+    tmp_path_factory: pytest.TempPathFactory,
+    general: dict[str, Any],
+    training: dict[str, Any],
+    partition: dict[str, Any],
+    method: dict[str, Any],
+    model: dict[str, Any],
+) -> None:
+    experiment = resolved({**general, "training": training, "partition": partition, "method": method, "model": model})
+    path = tmp_path_factory.getbasetemp() / "round trip.toml"
+    path.write_text(experiment.to_toml(), encoding="utf-8")
+    assert resolve([load_file(path)]) == experiment
+
+
+def test_every_option_is_spelled_out() -> None:
+    lines = resolved({"method": {"name": "fedper"}}).to_toml().splitlines()
+    for line in ('dtype = "float32"', "weight_decay = 0.0005", "clients = 20", "personal_layers = 1", "width = 64"):
+        assert line in lines
+    assert [line for line in lines if line.startswith("[")] == [
+        "[dataset]",
+        "[partition]",
+        "[model]",
+        "[training]",
+        "[method]",
+    ]
+
+
+def test_an_option_without_a_value_is_left_out_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "defaults", {})
+    monkeypatch.setitem(DATASETS._rows, "toy", Toy)
+    experiment = resolved({"dataset": {"name": "toy"}})
+    assert experiment.partition.options["examples"] is None
+    assert "examples" not in experiment.to_toml()
+    assert resolved(tomllib.loads(experiment.to_toml())) == experiment
+
+
+def test_replacing_a_general_key_leaves_the_rest() -> None:
+    experiment = resolved({"seed": 5})
+    changed = experiment.with_general(device="cpu", backend="sequential")
+    assert changed.general == General(seed=5, device="cpu", backend="sequential")
+    assert changed.method == experiment.method
+    assert experiment.general.device == "auto"

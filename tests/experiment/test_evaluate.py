@@ -1,0 +1,133 @@
+"""The figures of a record, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedmate.backends.base import View
+from fedmate.core import ClientData, Federation, client_data, pad
+from fedmate.experiment.evaluate import evaluate_view, label_distribution, number, spread
+
+NAN = math.nan
+
+
+def matrix(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def data(*labels: int) -> ClientData:
+    return client_data(torch.zeros(len(labels), 1), torch.tensor(labels))
+
+
+LABELS = matrix([0.5, 0.5, 0.0], [0.0, 0.25, 0.75])
+"""Two clients, three classes."""
+
+
+def test_label_distributions_are_the_clients_own() -> None:
+    federation = Federation((data(0, 0, 1, 1), data(1, 2, 2, 2)), data(0, 1, 2), 3)
+    labels = label_distribution(federation)
+    assert labels.dtype == torch.float64
+    assert torch.equal(labels, LABELS)
+
+
+def test_padding_is_no_label() -> None:
+    federation = Federation((pad(data(1, 2, 2, 2), 9),), data(0, 1, 2), 3)
+    assert torch.equal(label_distribution(federation), LABELS[1:])
+
+
+def test_both_tests_by_hand() -> None:
+    view = View((0, 1), matrix([1.0, 0.5, 0.0], [0.2, 0.4, 0.9]))
+    figures = evaluate_view(view, LABELS)
+    assert list(figures) == ["balanced", "own"]
+    # balanced: client 0 (1 + 0.5 + 0) / 3 = 0.5, client 1 (0.2 + 0.4 + 0.9) / 3 = 0.5
+    balanced = figures["balanced"]
+    assert balanced["clients"] == pytest.approx([50.0, 50.0])
+    assert balanced["mean"] == pytest.approx(50.0)
+    assert balanced["std"] == pytest.approx(0.0, abs=1e-9)
+    assert balanced["worst_tenth"] == pytest.approx(50.0)
+    assert balanced["per_class"] == pytest.approx([60.0, 45.0, 45.0])
+    # own: client 0 0.5 * 1 + 0.5 * 0.5 = 0.75, client 1 0.25 * 0.4 + 0.75 * 0.9 = 0.775
+    own = figures["own"]
+    assert own["clients"] == pytest.approx([75.0, 77.5])
+    assert own["mean"] == pytest.approx(76.25)
+    assert own["std"] == pytest.approx(1.25)
+    assert own["worst_tenth"] == pytest.approx(75.0)
+    # by class, weighed by who holds it: class 1 is (0.5 * 0.5 + 0.25 * 0.4) / 0.75
+    assert own["per_class"] == pytest.approx([100.0, 100 * 0.35 / 0.75, 90.0])
+
+
+def test_a_class_without_test_samples_counts_for_nobody() -> None:
+    view = View((0, 1), matrix([1.0, NAN, 0.0], [0.2, NAN, 0.9]))
+    figures = evaluate_view(view, LABELS)
+    assert figures["balanced"]["clients"] == pytest.approx([50.0, 55.0])
+    assert figures["balanced"]["per_class"][1] is None
+    assert figures["balanced"]["per_class"][0::2] == pytest.approx([60.0, 45.0])
+    # What a client holds besides is weighed as if it were all: client 0 holds class 0 only, client 1 class 2.
+    assert figures["own"]["clients"] == pytest.approx([100.0, 90.0])
+    assert figures["own"]["mean"] == pytest.approx(95.0)
+    assert figures["own"]["per_class"][1] is None
+
+
+def test_a_client_without_any_tested_class_has_no_own_figure() -> None:
+    labels = matrix([0.0, 1.0], [0.5, 0.5])
+    figures = evaluate_view(View((0, 1), matrix([0.6, NAN], [0.8, NAN])), labels)
+    assert figures["own"]["clients"][0] is None
+    assert figures["own"]["clients"][1] == pytest.approx(80.0)
+    assert figures["own"]["mean"] == pytest.approx(80.0)
+    assert figures["balanced"]["clients"] == pytest.approx([60.0, 80.0])
+
+
+def test_a_class_that_nobody_holds_has_no_own_accuracy() -> None:
+    figures = evaluate_view(View((0,), matrix([0.5, 0.5, 0.7])), LABELS[:1])
+    assert figures["own"]["per_class"][2] is None
+    assert figures["balanced"]["per_class"][2] == pytest.approx(70.0)
+
+
+def test_those_who_did_not_take_part_have_no_figure() -> None:
+    labels = matrix([1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
+    figures = evaluate_view(View((1, 3), matrix([0.0, 0.8], [0.4, 0.2])), labels)
+    assert figures["balanced"]["clients"] == [None, pytest.approx(40.0), None, pytest.approx(30.0)]
+    # Each with its own labels: client 1 has class 1 only; client 3 gets 0.25 * 0.4 + 0.75 * 0.2 = 0.25.
+    assert figures["own"]["clients"] == [None, pytest.approx(80.0), None, pytest.approx(25.0)]
+    assert figures["own"]["mean"] == pytest.approx(52.5)
+
+
+def test_nothing_at_all_is_null() -> None:
+    figures = evaluate_view(View((0,), matrix([NAN, NAN, NAN])), LABELS)
+    for test in ("balanced", "own"):
+        assert {figures[test][key] for key in ("mean", "std", "worst_tenth")} == {None}
+        assert figures[test]["per_class"] == [None] * 3
+        assert figures[test]["clients"] == [None, None]
+    json.dumps(figures, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "worst"),
+    [(1, 1.0), (2, 1.0), (10, 1.0), (11, 1.5), (20, 1.5), (21, 2.0), (30, 2.0)],
+)
+def test_the_worst_tenth_rounds_up_and_has_at_least_one(count: int, worst: float) -> None:
+    values = torch.arange(count, 0, -1, dtype=torch.float64)
+    assert spread(values)["worst_tenth"] == worst
+
+
+def test_the_deviation_is_that_of_the_population() -> None:
+    figures = spread(torch.tensor([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0], dtype=torch.float64))
+    assert (figures["mean"], figures["std"]) == (5.0, 2.0)
+
+
+def test_missing_values_are_left_out_of_the_spread() -> None:
+    with_gaps = spread(torch.tensor([NAN, 3.0, NAN, 1.0], dtype=torch.float64))
+    assert with_gaps == {"mean": 2.0, "std": 1.0, "worst_tenth": 1.0}
+
+
+@given(st.floats())
+def test_a_number_is_kept_if_json_can_hold_it(value: float) -> None:
+    kept = number(value)
+    assert kept == value if math.isfinite(value) else kept is None

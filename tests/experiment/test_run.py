@@ -1,0 +1,466 @@
+"""The round loop and its record: who takes part, what is evaluated, what it costs, what goes wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmate.backends.base import Round
+from fedmate.backends.sequential import Sequential
+from fedmate.core import flatten
+from fedmate.core.options import options_of
+from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.datasets.digits import Digits
+from fedmate.errors import DivergedError
+from fedmate.experiment.build import Built, build
+from fedmate.experiment.compose import compose
+from fedmate.experiment.config import load_file, resolve
+from fedmate.experiment.record import read_metrics, read_summary
+from fedmate.experiment.run import Observer, run, sample_participants
+from fedmate.methods import METHODS
+
+SMALL = (
+    "rounds=3",
+    "eval_every=2",
+    "partition.clients=4",
+    "partition.examples=20",
+    "training.epochs=1",
+    "training.learning_rate=0.1",
+)
+
+EXTRACTOR = 4 * ((16 * 1 * 9 + 16) + (32 * 16 * 9 + 32) + (128 * 64 + 64))
+CLASSIFIER = 4 * (64 * 10 + 10)
+"""Bytes of `digits_cnn` in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewDigits(Dataset):
+    """The first digits only: evaluation is what takes time here."""
+
+    def load(self) -> Arrays:
+        everything = Digits().load()
+        return everything._replace(train=Samples(everything.train.x[:400], everything.train.y[:400]))
+
+
+@pytest.fixture(autouse=True)
+def _few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS._rows, "few", FewDigits)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Keep small operations from waiting for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Diary(Observer):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.starts: list[str] = []
+        self.rounds: list[tuple[int, float | None]] = []
+        self.sentences: list[str] = []
+
+    def started(self, built: Built) -> None:
+        self.starts.append(built.experiment.method.name)
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        self.rounds.append((done, headline))
+
+    def said(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+def make(*assignments: str, method: str = "fedavg") -> Built:
+    # The view that tunes a copy of the classifier takes most of the time and changes nothing else.
+    shorter = ["method.tuning_epochs=0"] if "tuning_epochs" in options_of(METHODS[method]) else []
+    (experiment,) = compose(None, [method], "few", [*SMALL, *shorter, *assignments])
+    return build(experiment)
+
+
+def carry_out(folder: Path, *assignments: str, method: str = "fedavg") -> dict[str, Any]:
+    return run(make(*assignments, method=method), folder, Diary())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def timeless(folder: Path) -> dict[str, Any]:
+    """Return a whole record without what a clock wrote."""
+    summary = {key: value for key, value in read_summary(folder).items() if key != "seconds"}
+    metrics = [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(folder)]
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in ("config.toml", "rounds.csv", "clients.csv")}
+    return {"summary": summary, "metrics": metrics, **texts}
+
+
+# The record.
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> None:
+    summary = carry_out(tmp_path / "run", "seed=3", method=method)
+    assert read_summary(tmp_path / "run") == summary
+    assert summary["method"] == method
+    assert (summary["dataset"], summary["seed"], summary["rounds"], summary["clients"]) == ("few", 3, 3, 4)
+    assert {"pre", "post", "global"} <= set(summary["accuracy"])
+    for view, figures in summary["accuracy"].items():
+        if figures is None:
+            assert view == "global"
+            continue
+        assert set(figures) == {"balanced", "own"}
+        for test in figures.values():
+            assert set(test) == {"mean", "std", "worst_tenth"}
+            assert all(type(value) is float for value in test.values())
+            assert 0 <= test["worst_tenth"] <= test["mean"] <= 100
+            assert 0 <= test["std"] <= 50
+    view = METHODS[method].headline
+    mean = summary["accuracy"][view]["balanced"]["mean"]
+    assert summary["headline"] == {"view": view, "test": "balanced", "mean": mean}
+    for direction in ("up", "down"):
+        assert type(summary[f"bytes_{direction}"]) is int
+        assert sum(summary[f"bytes_{direction}_items"].values()) == summary[f"bytes_{direction}"]
+    assert type(summary["seconds"]) is float
+    assert summary["seconds"] > 0
+    assert type(summary["left_out"]) is int
+    assert summary["left_out"] == 0
+    assert all(type(summary["loss"][key]) is float for key in ("before", "after"))
+
+
+@pytest.mark.parametrize(
+    ("method", "view"), [("local", "post"), ("fedavg", "pre"), ("fedper", "pre"), ("fedrep", "pre")]
+)
+def test_the_headline_is_what_the_method_would_deploy(tmp_path: Path, method: str, view: str) -> None:
+    assert carry_out(tmp_path / "run", "rounds=1", method=method)["headline"]["view"] == view
+
+
+@pytest.mark.parametrize(
+    ("method", "exists"), [("local", False), ("fedrep", False), ("fedper", False), ("fedavg", True)]
+)
+def test_a_method_without_a_global_model_says_null(tmp_path: Path, method: str, exists: bool) -> None:
+    summary = carry_out(tmp_path / "run", method=method)
+    assert (summary["accuracy"]["global"] is not None) == exists
+    text = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert ("global", None) in text["accuracy"].items() or exists
+    columns = {row["global_balanced"] for row in read_csv(tmp_path / "run" / "clients.csv")}
+    assert (columns == {""}) != exists
+
+
+def test_the_global_model_is_what_every_client_receives(tmp_path: Path) -> None:
+    accuracy = carry_out(tmp_path / "run")["accuracy"]
+    assert accuracy["global"] == accuracy["pre"]
+    assert accuracy["global"]["balanced"]["std"] == pytest.approx(0, abs=1e-9)
+    assert accuracy["post"] != accuracy["pre"]
+
+
+def test_training_lowers_the_loss_and_learns_something(tmp_path: Path) -> None:
+    summary = carry_out(tmp_path / "run", "rounds=6", "training.epochs=5")
+    assert summary["loss"]["after"] < summary["loss"]["before"]
+    assert summary["headline"]["mean"] > 30
+    first, last = (read_metrics(tmp_path / "run")[i]["loss"]["before"] for i in (0, -1))
+    assert last < first
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "evaluated"),
+    [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 1, [1, 2, 3]), (2, 10, [2]), (1, 1, [1])],
+)
+def test_the_last_round_is_always_evaluated(tmp_path: Path, rounds: int, every: int, evaluated: list[int]) -> None:
+    diary = Diary()
+    summary = run(make(f"rounds={rounds}", f"eval_every={every}", method="local"), tmp_path / "run", diary)
+    metrics = read_metrics(tmp_path / "run")
+    assert [row["round"] for row in metrics] == evaluated
+    assert diary.starts == ["local"]
+    assert [done for done, _ in diary.rounds] == list(range(1, rounds + 1))
+    latest = {row["round"]: row["accuracy"]["post"]["balanced"]["mean"] for row in metrics}
+    assert [headline for _, headline in diary.rounds] == [
+        latest[max(known)] if (known := [r for r in evaluated if r <= done]) else None for done, _ in diary.rounds
+    ]
+    assert summary["headline"]["mean"] == latest[rounds]
+
+
+def test_every_clients_figure_is_kept(tmp_path: Path) -> None:
+    made = make()
+    summary = run(made, tmp_path / "run", Diary())
+    last, clients = read_metrics(tmp_path / "run")[-1], read_csv(tmp_path / "run" / "clients.csv")
+    assert [row["client"] for row in clients] == ["0", "1", "2", "3"]
+    for view, figures in last["accuracy"].items():
+        for test in ("balanced", "own"):
+            kept = [float(row[f"{view}_{test}"]) for row in clients]
+            assert kept == figures[test]["clients"]
+            assert sum(kept) / 4 == pytest.approx(figures[test]["mean"])
+            assert min(kept) == pytest.approx(figures[test]["worst_tenth"])
+            assert figures[test]["mean"] == summary["accuracy"][view][test]["mean"]
+            assert len(figures[test]["per_class"]) == 10
+    for row, data in zip(clients, made.federation.clients, strict=True):
+        counts = Counter(data.y.tolist())
+        assert [int(row[f"samples_{k}"]) for k in range(10)] == [counts[k] for k in range(10)]
+        assert int(row["samples"]) == 20
+
+
+def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None:
+    made = make("rounds=1", "dtype=float64")
+    summary = run(made, tmp_path / "run", Diary())
+    # One round by hand, to get at the server's state: equal sizes, so the mean of the clients' uploads.
+    fresh = make("rounds=1", "dtype=float64")
+    method = fresh.method
+    server = method.init_server(method.setup.model.init_params(), 4, torch.tensor(0))
+    server = fresh.backend.run_round(server, Round(0, (0, 1, 2, 3), False)).server
+    params = method.global_params(server)
+    assert params is not None
+    test = made.federation.test
+    guesses = method.setup.model.logits(params, test.x).argmax(1)
+    by_class = [(guesses[test.y == k] == k).double().mean().item() for k in range(10)]
+    assert summary["accuracy"]["global"]["balanced"]["mean"] == pytest.approx(100 * sum(by_class) / 10)
+    labels = [torch.bincount(data.y, minlength=10).double() / len(data.y) for data in made.federation.clients]
+    own = [100 * sum(p * a for p, a in zip(label.tolist(), by_class, strict=True)) for label in labels]
+    assert summary["accuracy"]["global"]["own"]["mean"] == pytest.approx(sum(own) / 4)
+
+
+def test_the_written_configuration_is_the_experiment_as_decided(tmp_path: Path) -> None:
+    made = make()
+    run(made, tmp_path / "run", Diary())
+    assert resolve([load_file(tmp_path / "run" / "config.toml")]) == made.experiment
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
+    assert config["device"] == made.experiment.general.device != "auto"
+    assert config["backend"] == "sequential"
+
+
+# Cost.
+
+
+@pytest.mark.parametrize(
+    ("method", "assignments", "down", "up"),
+    [
+        ("local", [], {}, {}),
+        (
+            "fedavg",
+            [],
+            {"extractor": EXTRACTOR, "classifier": CLASSIFIER},
+            {"extractor": EXTRACTOR, "classifier": CLASSIFIER, "bookkeeping": 8},
+        ),
+        ("fedper", [], {"extractor": EXTRACTOR}, {"extractor": EXTRACTOR, "bookkeeping": 8}),
+        ("fedrep", [], {"extractor": EXTRACTOR}, {"extractor": EXTRACTOR, "bookkeeping": 8}),
+        ("fedrep", ["dtype=float64"], {"extractor": 2 * EXTRACTOR}, {"extractor": 2 * EXTRACTOR, "bookkeeping": 8}),
+        (
+            "fedper",
+            ["method.personal_layers=2"],
+            {"extractor": EXTRACTOR - 4 * (128 * 64 + 64)},
+            {"extractor": EXTRACTOR - 4 * (128 * 64 + 64), "bookkeeping": 8},
+        ),
+    ],
+)
+def test_the_ledger_counts_what_crosses(
+    tmp_path: Path, method: str, assignments: list[str], down: dict[str, int], up: dict[str, int]
+) -> None:
+    summary = carry_out(tmp_path / "run", "participation=0.5", "rounds=3", "eval_every=1", *assignments, method=method)
+    messages = 3 * 2
+    assert summary["bytes_down_items"] == {item: messages * size for item, size in down.items()}
+    assert summary["bytes_up_items"] == {item: messages * size for item, size in up.items()}
+    assert summary["bytes_down"] == messages * sum(down.values())
+    assert summary["bytes_up"] == messages * sum(up.values())
+    rows = read_csv(tmp_path / "run" / "rounds.csv")
+    assert len(rows) == messages
+    for row in rows:
+        assert {key[5:]: int(row[key]) for key in row if key.startswith("down_")} == down
+        assert {key[3:]: int(row[key]) for key in row if key.startswith("up_")} == up
+    for evaluated in read_metrics(tmp_path / "run"):
+        so_far = 2 * evaluated["round"]
+        assert evaluated["bytes"]["down"] == {item: so_far * size for item, size in down.items()}
+        assert evaluated["bytes"]["up"] == {item: so_far * size for item, size in up.items()}
+
+
+def test_rounds_hold_the_losses_of_every_participant(tmp_path: Path) -> None:
+    carry_out(tmp_path / "run", "eval_every=1")
+    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), read_metrics(tmp_path / "run")
+    assert [(row["round"], row["client"]) for row in rows] == [(str(t), str(i)) for t in (1, 2, 3) for i in range(4)]
+    assert {row["valid"] for row in rows} == {"1"}
+    for t, evaluated in enumerate(metrics):
+        for moment in ("before", "after"):
+            losses = [float(row[f"loss_{moment}"]) for row in rows[4 * t : 4 * t + 4]]
+            assert sum(losses) / 4 == pytest.approx(evaluated["loss"][moment])
+
+
+def test_a_client_goes_on_from_where_it_stopped(tmp_path: Path) -> None:
+    carry_out(tmp_path / "run", "rounds=3", method="local")
+    rows = read_csv(tmp_path / "run" / "rounds.csv")
+    assert [row["loss_before"] for row in rows[4:]] == [row["loss_after"] for row in rows[:8]]
+    assert all(float(row["loss_after"]) < float(row["loss_before"]) for row in rows)
+
+
+def test_evaluation_costs_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedrep"):
+        often, rarely = tmp_path / method / "often", tmp_path / method / "rarely"
+        carry_out(often, "eval_every=1", method=method)
+        carry_out(rarely, "eval_every=3", method=method)
+        for key in ("summary", "rounds.csv", "clients.csv"):
+            assert timeless(often)[key] == timeless(rarely)[key]
+        assert len(read_metrics(often)) == 3
+        assert timeless(often)["metrics"][-1:] == timeless(rarely)["metrics"]
+
+
+# Chance.
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_the_same_seed_gives_the_same_record_and_another_seed_another(tmp_path: Path, method: str) -> None:
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        carry_out(tmp_path / name, f"seed={seed}", "participation=0.5", method=method)
+    one, again, other = (timeless(tmp_path / name) for name in ("one", "again", "other"))
+    assert one == again
+    assert one["summary"]["accuracy"] != other["summary"]["accuracy"]
+    assert one["rounds.csv"] != other["rounds.csv"]
+
+
+def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    for workers in (1, 3):
+        made = make()
+        backend = Sequential(made.method, made.federation, made.backend.key, workers=workers)
+        run(made._replace(backend=backend), tmp_path / str(workers), Diary())
+    assert timeless(tmp_path / "1") == timeless(tmp_path / "3")
+
+
+def test_some_clients_take_part_and_post_is_theirs_alone(tmp_path: Path) -> None:
+    carry_out(tmp_path / "run", "partition.clients=7", "participation=0.3", "eval_every=1", "rounds=4")
+    rows = read_csv(tmp_path / "run" / "rounds.csv")
+    for evaluated in read_metrics(tmp_path / "run"):
+        took_part = {int(row["client"]) for row in rows if row["round"] == str(evaluated["round"])}
+        assert took_part == set(sample_participants(0, evaluated["round"] - 1, 7, 0.3))
+        assert len(took_part) == 2
+        for test in ("balanced", "own"):
+            post = evaluated["accuracy"]["post"][test]["clients"]
+            assert {i for i, value in enumerate(post) if value is not None} == took_part
+            assert sum(v for v in post if v is not None) / 2 == pytest.approx(
+                evaluated["accuracy"]["post"][test]["mean"]
+            )
+            assert None not in evaluated["accuracy"]["pre"][test]["clients"]
+    last = {int(row["client"]) for row in rows if row["round"] == "4"}
+    clients = read_csv(tmp_path / "run" / "clients.csv")
+    assert {int(row["client"]) for row in clients if row["post_balanced"]} == last
+    assert {int(row["client"]) for row in clients if row["pre_balanced"]} == set(range(7))
+
+
+def test_at_least_one_client_takes_part(tmp_path: Path) -> None:
+    carry_out(tmp_path / "run", "participation=0.01", method="local")
+    assert [row["round"] for row in read_csv(tmp_path / "run" / "rounds.csv")] == ["1", "2", "3"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(-(2**70), 2**70),
+    t=st.integers(0, 10**6),
+    clients=st.integers(1, 200),
+    percent=st.integers(1, 100),
+)
+def test_participants_are_a_share_of_the_clients(seed: int, t: int, clients: int, percent: int) -> None:
+    chosen = sample_participants(seed, t, clients, percent / 100)
+    assert len(chosen) == max(1, clients * percent // 100)
+    assert list(chosen) == sorted(set(chosen))
+    assert 0 <= chosen[0] <= chosen[-1] < clients
+    assert chosen == sample_participants(seed, t, clients, percent / 100)
+
+
+def test_rounding_does_not_lose_a_participant() -> None:
+    assert 0.29 * 100 < 29
+    assert len(sample_participants(0, 0, 100, 0.29)) == 29
+    assert len(sample_participants(0, 0, 10, 0.3)) == 3
+
+
+def test_participants_vary_with_the_round_and_the_seed_and_nobody_is_favoured() -> None:
+    rounds = [sample_participants(0, t, 20, 0.25) for t in range(400)]
+    assert len(set(rounds)) > 300
+    assert rounds[:50] != [sample_participants(1, t, 20, 0.25) for t in range(50)]
+    turns = Counter(i for chosen in rounds for i in chosen)
+    # 100 turns are expected of each, with a standard deviation of 8.7.
+    assert all(60 < turns[i] < 140 for i in range(20))
+
+
+# Divergence.
+
+GROWING = (
+    "training.learning_rate=1e-3",
+    "training.weight_decay=1e7",
+    "training.momentum=0",
+    "eval_every=1",
+    "rounds=9",
+)
+"""One step a round, each of which multiplies the parameters by 10,000: finite at first, then not."""
+
+
+def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError) as caught:
+        carry_out(tmp_path / "run", *GROWING)
+    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), read_metrics(tmp_path / "run")
+    assert len(metrics) >= 1
+    assert f"round {len(metrics) + 1} " in str(caught.value)
+    assert "learning rate" in str(caught.value)
+    assert [row["round"] for row in metrics] == list(range(1, len(metrics) + 1))
+    valid = {t: {row["valid"] for row in rows if row["round"] == str(t)} for t in range(1, len(metrics) + 2)}
+    assert valid == {**{t: {"1"} for t in range(1, len(metrics) + 1)}, len(metrics) + 1: {"0"}}
+    assert load_file(tmp_path / "run" / "config.toml").values["rounds"] == 9
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_diverging_at_once_is_said_at_once(tmp_path: Path, method: str) -> None:
+    with pytest.raises(DivergedError, match="round 1 "):
+        carry_out(tmp_path / "run", "training.learning_rate=1e30", method=method)
+    assert (tmp_path / "run" / "config.toml").exists()
+
+
+def with_broken_client(made: Built, broken: int) -> Built:
+    """Give one client infinite pixels."""
+    clients = list(made.federation.clients)
+    clients[broken] = clients[broken]._replace(x=torch.full_like(clients[broken].x, math.inf))
+    federation = made.federation._replace(clients=tuple(clients))
+    backend = Sequential(made.method, federation, made.backend.key)
+    return made._replace(federation=federation, backend=backend)
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Path, method: str) -> None:
+    made = with_broken_client(make(method=method), 2)
+    before = flatten(made.backend.clients[2])
+    diary = Diary()
+    summary = run(made, tmp_path / "run", diary)
+    assert diary.sentences == [f"round {t}: left out, not finite: client 2" for t in (1, 2, 3)]
+    assert summary["left_out"] == 3
+    assert read_summary(tmp_path / "run")["left_out"] == 3
+    rows = read_csv(tmp_path / "run" / "rounds.csv")
+    assert {row["client"] for row in rows if row["valid"] == "0"} == {"2"}
+    assert len(rows) == 12
+    assert all(math.isfinite(float(row["loss_after"])) for row in rows if row["valid"] == "1")
+    # The losses are those of the others, and what the others learn is finite.
+    valid = [float(row["loss_after"]) for row in rows[-4:] if row["valid"] == "1"]
+    assert summary["loss"]["after"] == pytest.approx(sum(valid) / 3)
+    for i, client in enumerate(made.backend.clients):
+        leaves = flatten(client)
+        assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves.values())
+        assert i != 2 or all(torch.equal(leaf, before[path]) for path, leaf in leaves.items())
+
+
+def test_a_client_left_out_has_no_weight(tmp_path: Path) -> None:
+    four = run(with_broken_client(make(), 3), tmp_path / "four", Diary())
+    made = make()
+    federation = made.federation._replace(clients=made.federation.clients[:3])
+    backend = Sequential(made.method, federation, made.backend.key)
+    three = run(made._replace(federation=federation, backend=backend), tmp_path / "three", Diary())
+    assert (four["left_out"], three["left_out"]) == (3, 0)
+    figures = [summary["accuracy"]["global"]["balanced"]["mean"] for summary in (four, three)]
+    assert figures[0] == pytest.approx(figures[1], abs=1e-9)

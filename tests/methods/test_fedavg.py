@@ -1,0 +1,188 @@
+"""FedAvg: a round by hand, what it reduces to, and what happens to buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    client_data,
+    make_key,
+    normal,
+)
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.local import Local
+
+ETA, MOMENTUM, DECAY = 0.3, 0.6, 0.05
+
+
+def scalar_model() -> Model:
+    """Logits (v_0 w x, v_1 w x): an extractor w and a classifier v, three numbers in all."""
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(0.8)
+        classifier.weight.copy_(torch.tensor([[0.5], [-0.3]], dtype=torch.float64))
+    return Model(nn.Sequential(extractor, classifier), classifier="1")
+
+
+def train_by_hand(w: float, v: tuple[float, float], x: list[float], y: list[int]) -> tuple[float, float, float]:
+    """Two full-batch steps on the mean cross-entropy of softmax(v_0 w x, v_1 w x).
+
+    With e_k = p_k - [y = k]: d/dv_k = mean(e_k w x), d/dw = mean((e_0 v_0 + e_1 v_1) x).
+    """
+    xs, ys, p = np.array(x), np.array(y), np.array([w, *v])
+    velocity = np.zeros(3)
+    for _ in range(2):
+        logits = np.stack([p[1] * p[0] * xs, p[2] * p[0] * xs])
+        e = np.exp(logits) / np.exp(logits).sum(0) - np.stack([ys == 0, ys == 1])
+        gradient = np.array(
+            [((e[0] * p[1] + e[1] * p[2]) * xs).mean(), (e[0] * p[0] * xs).mean(), (e[1] * p[0] * xs).mean()]
+        )
+        velocity = MOMENTUM * velocity + gradient + DECAY * p
+        p = p - ETA * velocity
+    return float(p[0]), float(p[1]), float(p[2])
+
+
+def test_a_round_by_hand() -> None:
+    """Clients with 1 and 3 samples train from the same model; the server takes 1/4 and 3/4 of what they send."""
+    x, y = ([1.5], [0]), ([-0.7, 2.0, 0.4], [1, 0, 1])
+    ones = [train_by_hand(0.8, (0.5, -0.3), list(a), list(b)) for a, b in (x, y)]
+    w, v0, v1 = (0.25 * a + 0.75 * b for a, b in zip(*ones, strict=True))
+
+    data = tuple(client_data(torch.tensor(a, dtype=torch.float64)[:, None], torch.tensor(b)) for a, b in (x, y))
+    training = Training(batch_size=3, epochs=2, learning_rate=ETA, momentum=MOMENTUM, weight_decay=DECAY)
+    model = scalar_model()
+    method = FedAvg(setup=Setup(model, 2, 1, training))
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = backend.run_round(server, Round(0, (0, 1), evaluate=False)).server
+    expected = {
+        "extractor": {"0.weight": torch.tensor([[w]], dtype=torch.float64)},
+        "classifier": {"weight": torch.tensor([[v0], [v1]], dtype=torch.float64)},
+        "buffers": {},
+    }
+    assert_close(server, expected, rtol=0, atol=1e-12)
+
+
+def test_models_zero_and_one_of_sizes_one_and_three_average_to_three_quarters() -> None:
+    """A well-known release weights by distance as well and answers 0.919 (`average_weights_weighted`)."""
+    model = scalar_model()
+    method = FedAvg(setup=Setup(model, 2, 1, Training()))
+    ones = {
+        "extractor": {"0.weight": torch.tensor([[[0.0]], [[1.0]]])},
+        "classifier": {"weight": torch.tensor([[[0.0], [0.0]], [[1.0], [1.0]]])},
+        "buffers": {},
+        "num_samples": torch.tensor([1, 3]),
+    }
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = method.aggregate(server, ones, torch.tensor([0, 1]), torch.tensor([True, True]))
+    assert server["extractor"]["0.weight"].item() == 0.75
+    assert server["classifier"]["weight"].flatten().tolist() == [0.75, 0.75]
+
+
+# -------------------- with BatchNorm and dropout
+
+
+def normed_model(buffers: BufferPolicy) -> Model:
+    """At least 8 values per channel and sample: BatchNorm is well-conditioned even for a single one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    """Inputs away from 0, so that running means have somewhere to go."""
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def run(method: FedAvg | Local, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
+    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
+    results = []
+    for t in range(rounds):
+        results.append(backend.run_round(server, Round(t, tuple(range(len(clients))), evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    average, ours = run(FedAvg(setup=setup), CLIENTS[:1], 3)
+    local, theirs = run(Local(setup=setup), CLIENTS[:1], 3)
+    held: Tree = {**ours[-1].server, **(average.clients[0] if buffers == "private" else {})}
+    assert_close(held, local.clients[0], rtol=0, atol=0)
+    for mine, other in zip(ours, theirs, strict=True):
+        for view in ("pre", "post"):
+            assert_close(mine.views[view], other.views[view], rtol=0, atol=0)
+        assert mine.reports[0].loss_after == other.reports[0].loss_after
+
+
+def test_shared_buffers_are_averaged_like_the_rest() -> None:
+    model = normed_model("shared")
+    method = FedAvg(setup=Setup(model, 3, 3, TRAINING))
+    backend, (result,) = run(method, CLIENTS, 1)
+    sizes = torch.tensor([5, 2, 4])
+    for name, average in result.server["buffers"].items():
+        own = torch.stack([client["buffers"][name] for client in backend.clients])
+        assert_close(average, (own * sizes[:, None]).sum(0) / 11, rtol=0, atol=1e-12)
+        assert not torch.allclose(own[0], own[1])
+    assert all("buffers" in report.down and "buffers" in report.up for report in result.reports)
+    received = {"buffers": result.server["buffers"]}
+    assert method.personal_params(backend.clients[0], received)["buffers"] is result.server["buffers"]
+
+
+def test_private_buffers_stay_with_the_client() -> None:
+    model = normed_model("private")
+    method = FedAvg(setup=Setup(model, 3, 3, TRAINING))
+    backend, results = run(method, CLIENTS, 2)
+    initial, means = model.init_params()["buffers"], [c["buffers"]["1.running_mean"] for c in backend.clients]
+    assert_close(results[-1].server["buffers"], initial, rtol=0, atol=0)
+    assert not torch.equal(means[0], means[1])
+    assert not torch.equal(means[0], initial["1.running_mean"])
+    assert not any("buffers" in {**report.down, **report.up} for report in results[-1].reports)
+    # There is no set of statistics that fits the average.
+    assert results[-1].views["global"] is None
+    download = {part: results[-1].server[part] for part in ("extractor", "classifier")}
+    assert method.personal_params(backend.clients[1], download)["buffers"] is backend.clients[1]["buffers"]
+
+
+def test_dropped_buffers_do_not_exist() -> None:
+    model = normed_model("dropped")
+    backend, results = run(FedAvg(setup=Setup(model, 3, 3, TRAINING)), CLIENTS, 1)
+    assert results[-1].server["buffers"] == {}
+    assert [client["buffers"] for client in backend.clients] == [{}, {}, {}]
+    assert not any("buffers" in {**report.down, **report.up} for report in results[-1].reports)
+
+
+def test_the_tuned_view_is_the_global_model_with_another_classifier() -> None:
+    model = normed_model("shared")
+    setup, params = Setup(model, 3, 3, TRAINING), model.init_params()
+    client = {"buffers": params["buffers"]}
+    same, tuned = (
+        FedAvg(setup=setup, tuning_epochs=epochs).extra_views(client, params, CLIENTS[0], make_key(1))[
+            "classifier_tuned"
+        ]
+        for epochs in (0, 2)
+    )
+    assert_close(same, params, rtol=0, atol=0)
+    for part in ("extractor", "buffers"):
+        assert_close(tuned[part], params[part], rtol=0, atol=0)
+    assert not torch.allclose(tuned["classifier"]["weight"], params["classifier"]["weight"])

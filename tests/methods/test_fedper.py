@@ -1,0 +1,195 @@
+"""FedPer: a round by hand, what it reduces to, and what stays with the client."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    client_data,
+    make_key,
+    normal,
+)
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.fedper import FedPer
+from fedmate.methods.local import Local
+
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+
+
+def perceptron() -> Model:
+    """Two layers of features, `1` and `3`, and the classifier `5`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        layers = [nn.Flatten(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)]
+        return Model(nn.Sequential(*layers).double(), classifier="5")
+
+
+def normed_model(buffers: BufferPolicy) -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def run(method: Method, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds in which one client after the other stays away."""
+    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
+    results = []
+    for t in range(rounds):
+        present = tuple(i for i in range(len(clients)) if i != t % len(clients) or len(clients) == 1)
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+# -------------------- one step by hand
+
+
+def test_a_round_by_hand() -> None:
+    """Logits (v_0 w x, v_1 w x), one full-batch step each from w = 0.8, v = (0.5, -0.3), sizes 1 and 3.
+
+    With e_k = p_k - [y = k]: d/dv_k = mean(e_k w x), d/dw = mean((e_0 v_0 + e_1 v_1) x). In a first step the
+    velocity is the gradient plus the decay. The server averages w, 1 : 3; each client keeps its own v.
+    """
+    eta, decay, w, v = 0.3, 0.05, 0.8, np.array([0.5, -0.3])
+    inputs, labels = ([1.5], [-0.7, 2.0, 0.4]), ([0], [1, 0, 1])
+    trained = []
+    for x, y in zip(map(np.array, inputs), map(np.array, labels), strict=True):
+        logits = v[:, None] * w * x
+        e = np.exp(logits) / np.exp(logits).sum(0) - np.stack([y == 0, y == 1])
+        w_after = w - eta * (((e * v[:, None]).sum(0) * x).mean() + decay * w)
+        trained.append((w_after, v - eta * ((e * w * x).mean(1) + decay * v)))
+
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(w)
+        classifier.weight.copy_(torch.from_numpy(v)[:, None])
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=3, epochs=1, learning_rate=eta, momentum=0.6, weight_decay=decay)
+    method = FedPer(setup=Setup(model, 2, 1, training))
+    data = tuple(
+        client_data(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y))
+        for x, y in zip(inputs, labels, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = backend.run_round(server, Round(0, (0, 1), evaluate=False)).server
+    average = torch.tensor([[0.25 * trained[0][0] + 0.75 * trained[1][0]]], dtype=torch.float64)
+    assert_close(server, {"extractor": {"0.weight": average}, "buffers": {}}, rtol=0, atol=1e-12)
+    for client, (_, own) in zip(backend.clients, trained, strict=True):
+        assert_close(client["classifier"]["weight"], torch.from_numpy(own)[:, None], rtol=0, atol=1e-12)
+
+
+# -------------------- reductions
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_without_personal_layers_it_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    ours, mine = run(FedPer(setup=setup, personal_layers=0), CLIENTS, 3)
+    theirs, other = run(FedAvg(setup=setup), CLIENTS, 3)
+    assert_close(ours.clients, theirs.clients, rtol=0, atol=0)
+    for a, b in zip(mine, other, strict=True):
+        assert_close(a.server, b.server, rtol=0, atol=0)
+        assert_close(a.reports, b.reports, rtol=0, atol=0)
+        assert set(a.views) == {"pre", "post", "global"}
+        assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("personal_layers", [3, 7])
+def test_with_personal_layers_alone_it_is_local_training_bit_for_bit(personal_layers: int) -> None:
+    setup = Setup(perceptron(), 3, 3, TRAINING)
+    ours, results = run(FedPer(setup=setup, personal_layers=personal_layers), CLIENTS, 3)
+    theirs, _ = run(Local(setup=setup), CLIENTS, 3)
+    assert_close(ours.clients, theirs.clients, rtol=0, atol=0)
+    assert all(sum(report.down.values()) == 0 for report in results[-1].reports)
+
+
+# -------------------- what stays with the client
+
+
+def test_classifiers_never_mix() -> None:
+    """Given the extractor, a client's classifier is a function of its own data: in round 0, and after any other."""
+    method = FedPer(setup=Setup(perceptron(), 3, 2, TRAINING))
+    ends, servers = [], []
+    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
+        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
+        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
+        for t in range(2):
+            result = backend.run_round(server, Round(t, (0, 1), evaluate=False))
+            assert set(result.server) == {"extractor", "buffers"}
+            assert not any("classifier" in {**report.down, **report.up} for report in result.reports)
+            servers.append(result.server)
+        ends.append(backend.clients)
+    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
+    assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
+    assert not torch.equal(servers[0]["extractor"]["1.weight"], servers[2]["extractor"]["1.weight"])
+    assert not torch.equal(ends[0][0]["classifier"]["weight"], ends[0][1]["classifier"]["weight"])
+
+
+def test_two_personal_layers_keep_the_last_layer_of_the_extractor_too() -> None:
+    method = FedPer(setup=Setup(perceptron(), 3, 3, TRAINING), personal_layers=2)
+    backend, results = run(method, CLIENTS, 3)
+    for result in results:
+        assert set(result.server["extractor"]) == {"1.weight", "1.bias"}
+        assert [report.up["extractor"] for report in result.reports] == [8 * (4 * 8 + 4)] * 2
+    own = [client["extractor"] for client in backend.clients]
+    assert [set(tensors) for tensors in own] == [{"3.weight", "3.bias"}] * 3
+    assert not torch.equal(own[0]["3.weight"], own[1]["3.weight"])
+
+
+def test_the_last_layer_is_the_modules_last_not_the_trees() -> None:
+    """A tree that was stored and read again may list its layers in another order."""
+    model = perceptron()
+    method = FedPer(setup=Setup(model, 3, 3, TRAINING), personal_layers=2)
+    params = model.init_params()
+    turned = {**params, "extractor": dict(reversed(params["extractor"].items()))}
+    assert set(method.init_server(turned, 3, make_key(0))["extractor"]) == {"1.weight", "1.bias"}
+    assert set(method.init_client(turned, make_key(0))["extractor"]) == {"3.weight", "3.bias"}
+
+
+def test_a_client_that_never_took_part_holds_the_initial_classifier() -> None:
+    model = perceptron()
+    method = FedPer(setup=Setup(model, 3, 1, TRAINING))
+    backend, _ = run(method, CLIENTS, 1)
+    initial = model.init_params()["classifier"]
+    assert_close(backend.clients[0]["classifier"], initial, rtol=0, atol=0)
+    assert not torch.equal(backend.clients[1]["classifier"]["weight"], initial["weight"])
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = FedPer(setup=Setup(model, 3, 2, TRAINING))
+    backend, results = run(method, CLIENTS, 2)
+    moved = not torch.equal(
+        results[-1].server["buffers"]["1.running_mean"], model.init_params()["buffers"]["1.running_mean"]
+    )
+    assert moved == (buffers == "shared")
+    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
+    download = method.download(results[-1].server, torch.tensor(1))
+    received = {part: tree for part, tree in download.items() if part in method.wire(2).down}
+    held = method.personal_params(backend.clients[1], received)["buffers"]
+    owner = results[-1].server if buffers == "shared" else backend.clients[1]
+    assert_close(held, owner["buffers"], rtol=0, atol=0)

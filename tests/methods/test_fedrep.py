@@ -1,0 +1,191 @@
+"""FedRep: a round by hand, its phases, and what stays with the client."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    client_data,
+    make_key,
+    normal,
+)
+from fedmate.methods.fedrep import FedRep
+
+
+def training(epochs: int = 2) -> Training:
+    """Momentum and weight decay are on: they would move a part that is not really frozen."""
+    return Training(batch_size=2, epochs=epochs, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+
+
+def normed_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def update(method: FedRep, client: Tree, server: Tree) -> tuple[Tree, Tree]:
+    """Return a client's next state and what it sends."""
+    download = method.download(server, torch.tensor(0))
+    result = method.local_update(client, download, CLIENTS[0], make_key(3))
+    return result.client, result.upload
+
+
+# -------------------- one step by hand
+
+
+def test_a_round_by_hand() -> None:
+    """Logits (v_0 w x, v_1 w x) from w = 0.8, v = (0.5, -0.3), full batches, sizes 1 and 3.
+
+    First two steps on v at rate 0.4, w fixed: with e_k = p_k - [y = k], d/dv_k = mean(e_k w x). Then two steps on w
+    at rate 0.3, v fixed at what the first phase left: d/dw = mean((e_0 v_0 + e_1 v_1) x). Each phase starts with
+    velocity 0 and decays only what it trains. The server averages w, 1 : 3; each client keeps its own v.
+    """
+    eta, eta_classifier, m, decay = 0.3, 0.4, 0.6, 0.05
+    inputs, labels = ([1.5], [-0.7, 2.0, 0.4]), ([0], [1, 0, 1])
+    trained = []
+    for x, y in zip(map(np.array, inputs), map(np.array, labels), strict=True):
+        w, v = 0.8, np.array([0.5, -0.3])
+        onehot = np.stack([y == 0, y == 1])
+
+        velocity = np.zeros(2)
+        for _ in range(2):
+            exponentials = np.exp(v[:, None] * w * x)
+            e = exponentials / exponentials.sum(0) - onehot
+            velocity = m * velocity + (e * w * x).mean(1) + decay * v
+            v = v - eta_classifier * velocity
+
+        speed = 0.0
+        for _ in range(2):
+            exponentials = np.exp(v[:, None] * w * x)
+            e = exponentials / exponentials.sum(0) - onehot
+            speed = m * speed + float(((e * v[:, None]).sum(0) * x).mean()) + decay * w
+            w = w - eta * speed
+        trained.append((w, v))
+
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(0.8)
+        classifier.weight.copy_(torch.tensor([[0.5], [-0.3]], dtype=torch.float64))
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    settings = Training(batch_size=3, epochs=2, learning_rate=eta, momentum=m, weight_decay=decay)
+    method = FedRep(setup=Setup(model, 2, 1, settings), classifier_epochs=2, classifier_learning_rate=eta_classifier)
+    data = tuple(
+        client_data(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y))
+        for x, y in zip(inputs, labels, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = backend.run_round(server, Round(0, (0, 1), evaluate=False)).server
+    average = torch.tensor([[0.25 * trained[0][0] + 0.75 * trained[1][0]]], dtype=torch.float64)
+    assert_close(server, {"extractor": {"0.weight": average}, "buffers": {}}, rtol=0, atol=1e-12)
+    for client, (_, own) in zip(backend.clients, trained, strict=True):
+        assert_close(client["classifier"]["weight"], torch.from_numpy(own)[:, None], rtol=0, atol=1e-12)
+
+
+# -------------------- phases
+
+
+def test_the_first_phase_moves_the_classifier_and_nothing_else() -> None:
+    model = normed_model()
+    method = FedRep(setup=Setup(model, 3, 1, training(epochs=0)), classifier_epochs=2)
+    params = model.init_params()
+    client, upload = update(method, method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0)))
+    assert_close(upload["extractor"], params["extractor"], rtol=0, atol=0)
+    assert_close(upload["buffers"], params["buffers"], rtol=0, atol=0)
+    for name, tensor in client["classifier"].items():
+        assert not torch.allclose(tensor, params["classifier"][name])
+
+
+def test_the_second_phase_moves_the_extractor_and_not_the_classifier() -> None:
+    model = normed_model()
+    method = FedRep(setup=Setup(model, 3, 1, training()), classifier_epochs=0)
+    params = model.init_params()
+    client, upload = update(method, method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0)))
+    assert_close(client["classifier"], params["classifier"], rtol=0, atol=0)
+    for part in ("extractor", "buffers"):
+        for name, tensor in upload[part].items():
+            assert not torch.allclose(tensor, params[part][name], rtol=0, atol=1e-9), name
+
+
+def test_the_first_phase_starts_from_the_received_extractor() -> None:
+    """Another extractor leads to another classifier, though the first phase leaves it as it is."""
+    model = normed_model()
+    method = FedRep(setup=Setup(model, 3, 1, training(epochs=0)))
+    params = model.init_params()
+    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
+    other = {**server, "extractor": {name: 2 * tensor for name, tensor in server["extractor"].items()}}
+    ours, theirs = update(method, client, server)[0], update(method, client, other)[0]
+    assert not torch.allclose(ours["classifier"]["weight"], theirs["classifier"]["weight"])
+
+
+# -------------------- what stays with the client
+
+
+def test_classifiers_never_mix() -> None:
+    """Given the extractor, a client's classifier is a function of its own data: in round 0, and after any other."""
+    method = FedRep(setup=Setup(normed_model(), 3, 2, training()))
+    ends, servers = [], []
+    for stranger in (CLIENTS[1], CLIENTS[2]):
+        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
+        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
+        for t in range(2):
+            result = backend.run_round(server, Round(t, (0, 1), evaluate=False))
+            assert set(result.server) == {"extractor", "buffers"}
+            assert not any("classifier" in {**report.down, **report.up} for report in result.reports)
+            servers.append(result.server)
+        ends.append(backend.clients)
+    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
+    assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
+    assert not torch.equal(servers[0]["extractor"]["0.weight"], servers[2]["extractor"]["0.weight"])
+    assert not torch.equal(ends[0][0]["classifier"]["weight"], ends[0][1]["classifier"]["weight"])
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = FedRep(setup=Setup(model, 3, 2, training()))
+    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
+    start = method.init_server(model.init_params(), 3, make_key(4))
+    result = backend.run_round(start, Round(0, (0, 1, 2), evaluate=True))
+    means = [client["buffers"]["1.running_mean"] for client in backend.clients]
+    assert not torch.equal(means[0], means[1])
+    if buffers == "private":
+        assert_close(result.server["buffers"], start["buffers"], rtol=0, atol=0)
+    else:
+        average = sum(n / 11 * mean for n, mean in zip((5, 2, 4), means, strict=True))
+        assert_close(result.server["buffers"]["1.running_mean"], average, rtol=0, atol=1e-12)
+    assert ("buffers" in result.reports[0].up) == ("buffers" in result.reports[0].down) == (buffers == "shared")
+
+
+def test_there_is_no_global_view_and_the_tuned_one_has_another_classifier() -> None:
+    model = normed_model()
+    method = FedRep(setup=Setup(model, 3, 2, training()), tuning_epochs=2)
+    params = model.init_params()
+    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
+    assert method.global_params(server) is None
+    views = method.extra_views(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(1))
+    assert set(views) == {"classifier_tuned"}
+    for part in ("extractor", "buffers"):
+        assert_close(views["classifier_tuned"][part], params[part], rtol=0, atol=0)
+    assert not torch.allclose(views["classifier_tuned"]["classifier"]["weight"], params["classifier"]["weight"])

@@ -1,0 +1,101 @@
+"""The catalogue lists what can be named in an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from fedmate.catalogue import TABLES, catalogue
+from fedmate.core import option
+from fedmate.core.options import options_of
+from fedmate.datasets import DATASETS, Arrays, Dataset
+from fedmate.errors import UserError
+from fedmate.methods import METHODS
+
+KINDS = ["methods", "datasets", "partitions", "models", "backends"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Dataset):
+    """Nothing but an entry.
+
+    With a second paragraph that nobody sees.
+    """
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"authors": {}, "tuned": {}}
+
+    size: int | None = option(None, "how many samples there are")
+
+    def load(self) -> Arrays:
+        raise NotImplementedError
+
+
+def names(lines: list[str]) -> list[str]:
+    """Return what stands at the level of names: two spaces in."""
+    return [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
+
+
+def test_every_kind_can_be_listed() -> None:
+    assert list(TABLES) == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_lists_every_row_of_its_table(kind: str) -> None:
+    lines = list(catalogue(kind))
+    assert lines[0] == f"{kind}:"
+    assert names(lines) == TABLES[kind].names()
+    assert names(lines)
+
+
+def test_without_a_kind_everything_is_listed_in_turn() -> None:
+    assert list(catalogue(None)) == [line for kind in KINDS for line in catalogue(kind)]
+
+
+def test_what_the_project_promises_is_there() -> None:
+    assert {"local", "fedavg", "fedper", "fedrep"} <= set(names(list(catalogue("methods"))))
+    assert {"share", "pathological", "iid", "dirichlet"} <= set(names(list(catalogue("partitions"))))
+    assert "digits" in names(list(catalogue("datasets")))
+    assert "digits_cnn" in names(list(catalogue("models")))
+    assert "sequential" in names(list(catalogue("backends")))
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_a_method_is_described_with_its_options_their_defaults_and_presets(name: str) -> None:
+    lines = list(catalogue("methods"))
+    cls = METHODS[name]
+    start = next(i for i, line in enumerate(lines) if line.split()[0] == name)
+    end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith("   ")), len(lines))
+    own = [line.strip() for line in lines[start + 1 : end]]
+    assert (cls.__doc__ or "").splitlines()[0] in lines[start]
+    expected = [f"{key}: {field.metadata['help']} [{field.default}]" for key, field in options_of(cls).items()]
+    assert own == expected + ([f"preset: {', '.join(cls.presets)}"] if cls.presets else [])
+
+
+def test_the_options_of_fedrep_stand_there_word_for_word() -> None:
+    lines = list(catalogue("methods"))
+    assert "      classifier_epochs: passes that train the classifier, the extractor frozen [1]" in lines
+    assert "      preset: authors" in lines
+
+
+def test_presets_are_listed_and_an_option_without_default_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS._rows, "toy", Toy)
+    lines = list(catalogue("datasets"))
+    at = next(i for i, line in enumerate(lines) if line.startswith("  toy"))
+    assert lines[at].split(maxsplit=1)[1] == "Nothing but an entry."
+    assert lines[at + 1 : at + 3] == ["      size: how many samples there are", "      preset: authors, tuned"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("method", "did you mean `methods`?"),
+        ("bakends", "did you mean `backends`?"),
+        ("", "known are `backends`, `datasets`, `methods`, `models`, `partitions`."),
+    ],
+)
+def test_an_unknown_kind_is_answered_with_the_nearest(kind: str, advice: str) -> None:
+    with pytest.raises(UserError) as caught:
+        list(catalogue(kind))
+    assert str(caught.value) == f"`{kind}` cannot be listed; {advice}"

@@ -1,0 +1,111 @@
+"""Progress is a live bar on a terminal and plain lines anywhere else."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedmate.experiment.build import Built, build
+from fedmate.experiment.config import parse_set, resolve
+from fedmate.progress import Bar, Lines, bars
+
+
+def make(*assignments: str) -> Built:
+    return build(resolve([parse_set(["partition.clients=2", *assignments])]))
+
+
+@pytest.fixture(scope="module")
+def four_rounds() -> Built:
+    return make("rounds=4", "method.name=fedavg")
+
+
+def piped(width: int = 140) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=width, _environ={}), file
+
+
+def terminal() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=100, force_terminal=True, _environ={"TERM": "xterm-256color"}), file
+
+
+def shown(text: str) -> str:
+    """Return what can be read, without control codes."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_lines_are_plain(four_rounds: Built) -> None:
+    console, file = piped()
+    lines = Lines(console)
+    lines.started(four_rounds)
+    for done, headline in ((1, None), (2, 12.345), (3, 12.345), (4, 55.5)):
+        lines.round_done(done, headline)
+    text = file.getvalue()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+    assert [re.sub(r"\d+ s left", "N s left", line) for line in text.splitlines()] == [
+        "fedavg: round 1/4  N s left",
+        "fedavg: round 2/4  accuracy 12.35 %  N s left",
+        "fedavg: round 3/4  accuracy 12.35 %  N s left",
+        "fedavg: round 4/4  accuracy 55.50 %  N s left",
+    ]
+    assert text.splitlines()[-1].endswith("  0 s left")
+
+
+def test_a_long_run_prints_about_every_tenth_round_and_each_new_accuracy() -> None:
+    console, file = piped()
+    lines = Lines(console)
+    lines.started(make("rounds=100"))
+    for done in range(1, 101):
+        lines.round_done(done, None if done < 25 else 30.0 if done < 100 else 31.0)
+    rounds = [int(found) for found in re.findall(r"round (\d+)/100", file.getvalue())]
+    assert rounds == [10, 20, 25, *range(30, 101, 10)]
+
+
+def test_a_sentence_is_one_line_as_it_stands() -> None:
+    console, file = piped(width=20)
+    sentence = "round 3: left out, not finite: client 1, 2, 3 [bold] :smile: " + "and so on " * 10 + "."
+    Lines(console).said(sentence)
+    assert file.getvalue() == f"{sentence}\n"
+
+
+def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
+    console, file = terminal()
+    with bars(console) as display:
+        bar = Bar(display)
+        bar.started(four_rounds)
+        bar.round_done(1, None)
+        display.refresh()
+        before = shown(file.getvalue()).splitlines()[-1]
+        bar.round_done(3, 45.678)
+    text = file.getvalue()
+    assert "\x1b[" in text
+    assert re.search(r"fedavg .*round +1/4", before)
+    assert "%" not in before
+    assert re.search(r"fedavg .*round +3/4 +45\.68 % +[\d:-]+", shown(text).splitlines()[-1])
+
+
+def test_several_runs_share_a_display(four_rounds: Built) -> None:
+    console, file = terminal()
+    with bars(console) as display:
+        for headline in (11.0, 22.0):
+            bar = Bar(display)
+            bar.started(four_rounds)
+            bar.round_done(4, headline)
+    last = shown(file.getvalue()).splitlines()[-2:]
+    assert "4/4 11.00 %" in re.sub(r" +", " ", last[0])
+    assert "4/4 22.00 %" in re.sub(r" +", " ", last[1])
+
+
+def test_a_sentence_stands_above_the_bars(four_rounds: Built) -> None:
+    console, file = terminal()
+    with bars(console) as display:
+        bar = Bar(display)
+        bar.started(four_rounds)
+        bar.said("left out [0, 1] and [red]")
+        bar.round_done(4, 50.0)
+    lines = [line.rstrip() for line in shown(file.getvalue()).replace("\r", "\n").splitlines()]
+    assert "left out [0, 1] and [red]" in lines
+    assert lines.index("left out [0, 1] and [red]") < max(i for i, line in enumerate(lines) if "4/4" in line)
