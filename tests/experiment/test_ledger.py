@@ -51,7 +51,7 @@ def make_ledger(rounds: int = 2) -> Ledger:
 
 
 def report(client: int, down: dict[str, int], up: dict[str, int]) -> ClientReport:
-    return ClientReport(client, True, 1.0, 0.5, down, up, {})
+    return ClientReport(client, True, 1.0, 0.5, down, up)
 
 
 def test_a_row_has_a_column_for_every_item_of_any_round() -> None:

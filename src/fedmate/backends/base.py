@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedmate.core import BOOKKEEPING, Federation, Method, Tree, fold, num_bytes
+from fedmate.core import BOOKKEEPING, Federation, Method, Tree, class_accuracies, fold, num_bytes, select
 
 
 class Round(NamedTuple):
@@ -32,7 +35,6 @@ class ClientReport(NamedTuple):
         valid: whether it counted in the aggregation.
         loss_before, loss_after: mean cross-entropy on its own samples around local training.
         down, up: bytes that crossed, by item.
-        diagnostics: what the method wants recorded.
     """
 
     client: int
@@ -41,7 +43,6 @@ class ClientReport(NamedTuple):
     loss_after: float
     down: dict[str, int]
     up: dict[str, int]
-    diagnostics: Tree
 
 
 class View(NamedTuple):
@@ -63,11 +64,34 @@ class RoundResult(NamedTuple):
         server: its next state.
         reports: one per participant, in the order of their ids.
         views: by name, empty in a round that is not evaluated; `None` for a view the method does not have.
+        diagnostics: of the `clients`, a stack in the order of `reports`, and of the `server`.
     """
 
     server: Tree
     reports: list[ClientReport]
     views: dict[str, View | None]
+    diagnostics: Tree
+
+
+class Cohort(NamedTuple):
+    """What the participants of a round give, in the order of their ids; tensors are stacks.
+
+    Attributes:
+        uploads: what crossed.
+        valid: `[participants]`, false for those that diverged.
+        losses: `[participants, 2]`, before and after local training.
+        views: `post` accuracies `[participants, classes]`, empty in a round that is not evaluated.
+        diagnostics: what the method wants recorded.
+        down, up: bytes that crossed by item, for each participant.
+    """
+
+    uploads: Tree
+    valid: Tensor
+    losses: Tensor
+    views: Tree
+    diagnostics: Tree
+    down: list[dict[str, int]]
+    up: list[dict[str, int]]
 
 
 class Backend(ABC):
@@ -80,16 +104,82 @@ class Backend(ABC):
     """
 
     def __init__(self, method: Method, federation: Federation, key: Tensor) -> None:
-        """Give every client its initial state."""
+        """Remember what to run."""
         self.method = method
         self.federation = federation
         self.key = key
-        params = method.setup.model.init_params()
-        self.clients = [method.init_client(params, fold(key, "client", i)) for i in range(len(federation.clients))]
+
+    @classmethod
+    @abstractmethod
+    def refusal(cls, method: Method, federation: Federation) -> str | None:
+        """Say why this back end cannot run a method on a federation, or return `None` if it can."""
+
+    @property
+    @abstractmethod
+    def clients(self) -> list[Tree]:
+        """The clients' states, by id."""
 
     @abstractmethod
+    def train(self, server: Tree, task: Round) -> Cohort:
+        """Send the downloads, train the participants, keep their states and collect what they send."""
+
+    @abstractmethod
+    def view(self, server: Tree, task: Round) -> Tree:
+        """Return the accuracies `[clients, classes]` of the views that each client has after the next broadcast."""
+
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to."""
+        with torch.no_grad(), _one_thread():
+            cohort = self.train(server, task)
+            ids = torch.tensor(task.participants, device=self.key.device)
+            server = self.method.aggregate(server, cohort.uploads, ids, cohort.valid)
+            views = self._views(server, task, cohort) if task.evaluate else {}
+        # Only now, with the round done, are numbers read back from the device.
+        losses, valid = cohort.losses.tolist(), cohort.valid.tolist()
+        reports = [
+            ClientReport(client, valid[row], losses[row][0], losses[row][1], cohort.down[row], cohort.up[row])
+            for row, client in enumerate(task.participants)
+        ]
+        diagnostics = {"clients": cohort.diagnostics, "server": server.get("diagnostics", {})}
+        return RoundResult(server, reports, views, diagnostics)
+
+    def initial_clients(self) -> list[Tree]:
+        """Return every client's state before its first round."""
+        params = self.method.setup.model.init_params()
+        keys = [fold(self.key, "client", i) for i in range(len(self.federation.clients))]
+        return [self.method.init_client(params, key) for key in keys]
+
+    def download(self, server: Tree, round_number: int, client_id: Tensor) -> Tree:
+        """Return the parts of the message to a client that cross in a round."""
+        return select(self.method.download(server, client_id), self.method.wire(round_number).down)
+
+    def _views(self, server: Tree, task: Round, cohort: Cohort) -> dict[str, View | None]:
+        everyone = tuple(range(len(self.federation.clients)))
+        views: dict[str, View | None] = {
+            name: View(everyone, accuracies) for name, accuracies in self.view(server, task).items()
+        }
+        # What a client that diverged holds now is thrown away, so it has no figure.
+        kept = torch.where(cohort.valid[:, None], cohort.views["post"], torch.nan)
+        views["post"] = View(task.participants, kept)
+        model, params = self.method.setup.model, self.method.global_params(server)
+        # With private buffers no single set of statistics fits the aggregated model.
+        private = model.buffer_policy == "private" and bool(model.init_params()["buffers"])
+        views["global"] = None
+        if params is not None and not private:
+            accuracies = class_accuracies(model, params, self.federation.test, self.method.setup.num_classes)
+            views["global"] = View(everyone, accuracies.expand(len(everyone), -1))
+        return views
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch from splitting an operation over threads: sums would depend on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def item_of(part: str) -> str:

@@ -28,7 +28,7 @@ class Trained(NamedTuple):
         upload: the parts that cross.
         valid: false if the client diverged: its loss or its upload is not finite.
         loss: mean cross-entropy on its own samples before and after local training, `[2]`.
-        accuracies: of the `post` view for each class, `[classes]`; `None` in a round that is not evaluated.
+        views: accuracies of the `post` view for each class, `[classes]`; empty in a round that is not evaluated.
         diagnostics: what the method wants recorded.
     """
 
@@ -36,7 +36,7 @@ class Trained(NamedTuple):
     upload: Tree
     valid: Tensor
     loss: Tensor
-    accuracies: Tensor | None
+    views: Tree
     diagnostics: Tree
 
 
@@ -61,14 +61,12 @@ def train_client(
         upload=upload,
         valid=valid,
         loss=torch.stack([before, after]),
-        accuracies=None if test is None else class_accuracies(model, result.params, test, method.setup.num_classes),
+        views={} if test is None else {"post": class_accuracies(model, result.params, test, method.setup.num_classes)},
         diagnostics=result.diagnostics,
     )
 
 
-def view_client(
-    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
-) -> dict[str, Tensor]:
+def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Tree:
     """Return the accuracies for each class of the `pre` view and the method's extra views after a broadcast."""
     personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
     views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}

@@ -25,7 +25,7 @@ from fedmate.core.tree import Tree
 MODEL_PARTS = ("extractor", "classifier", "buffers")
 """The parts of a model's parameters."""
 
-BOOKKEEPING = frozenset({"num_samples", "class_counts", "round"})
+BOOKKEEPING = frozenset({"num_samples", "class_counts", "known", "round"})
 """Parts of a message that the ledger lists as bookkeeping; every other part is an item of its own."""
 
 

@@ -22,9 +22,12 @@ class Ledger:
         """Find every item that any round may carry, so that all rows have the same columns."""
         self.up: Counter[str] = Counter()
         self.down: Counter[str] = Counter()
-        wires = [method.wire(t) for t in range(rounds)]
-        self._down_items = _items(part for wire in wires for part in wire.down)
-        self._up_items = _items(part for wire in wires for part in wire.up)
+        down, up = set[str](), set[str]()
+        for t in range(rounds):
+            wire = method.wire(t)
+            down |= wire.down
+            up |= wire.up
+        self._down_items, self._up_items = _items(down), _items(up)
 
     def enter(self, report: ClientReport) -> dict[str, int]:
         """Add one participant of one round and return its row."""

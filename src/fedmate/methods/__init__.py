@@ -2,6 +2,7 @@
 
 from fedmate.core import Method
 from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedper import FedPer
 from fedmate.methods.fedrep import FedRep
 from fedmate.methods.local import Local
@@ -11,6 +12,7 @@ METHODS: Registry[type[Method]] = Registry(
     "methods",
     {
         "fedavg": FedAvg,
+        "fedmate": FedMate,
         "fedper": FedPer,
         "fedrep": FedRep,
         "local": Local,

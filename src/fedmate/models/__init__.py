@@ -1,7 +1,17 @@
-"""Networks, one file each, and the table that names them."""
+"""Networks, and the table that names them."""
 
 from fedmate.models.base import Architecture
+from fedmate.models.cnn import AnimalsCNN, Cifar100CNN, CifarCNN, EmnistCNN
 from fedmate.models.digits_cnn import DigitsCNN
 from fedmate.registry import Registry
 
-MODELS: Registry[type[Architecture]] = Registry("models", {"digits_cnn": DigitsCNN})
+MODELS: Registry[type[Architecture]] = Registry(
+    "models",
+    {
+        "animals_cnn": AnimalsCNN,
+        "cifar100_cnn": Cifar100CNN,
+        "cifar_cnn": CifarCNN,
+        "digits_cnn": DigitsCNN,
+        "emnist_cnn": EmnistCNN,
+    },
+)

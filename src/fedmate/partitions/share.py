@@ -26,7 +26,7 @@ class Share(Partition):
     """Label skew by dominant classes, as in the paper's Table 1."""
 
     share: float = option(
-        10, "percent of a client's samples that is uniform over classes (s)", Limits(at_least=0, at_most=100)
+        10.0, "percent of a client's samples that is uniform over classes (s)", Limits(at_least=0, at_most=100)
     )
 
     def deal(self, deck: Deck) -> list[Indices]:

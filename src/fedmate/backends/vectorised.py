@@ -1,0 +1,105 @@
+"""All clients at once: the functions of one client, mapped over stacks of clients by `torch.func.vmap`.
+
+Unequal clients are padded to the largest and masked; that changes nothing, see `core`. On a GPU this is what makes a
+federation fast, on a CPU it pays for small models.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedmate.backends.base import Backend, Cohort, Round, itemise
+from fedmate.backends.client import Trained, train_client, view_client
+from fedmate.core import ClientData, Federation, Method, Tree, fold, make_key, pad, stack, tree_map, unstack
+
+
+@final
+class Vectorised(Backend):
+    """All clients at once, on one device.
+
+    Args:
+        method, federation, key: as for every back end.
+        chunk_size: the most clients at once, to bound memory; all of them if `None`.
+    """
+
+    def __init__(self, method: Method, federation: Federation, key: Tensor, *, chunk_size: int | None = None) -> None:
+        """Stack the clients' data and initial states."""
+        super().__init__(method, federation, key)
+        self.chunk_size = chunk_size
+        self._stack = stack(self.initial_clients())
+        self._data = stack_data(federation.clients)
+
+    @classmethod
+    def refusal(cls, method: Method, federation: Federation) -> str | None:
+        """Try a round of two clients with two samples each: what vmap cannot map raises there."""
+        samples = tuple(ClientData(*(leaf[:2] for leaf in data)) for data in (federation.clients * 2)[:2])
+        small = Federation(samples, ClientData(*(leaf[:2] for leaf in federation.test)), federation.num_classes)
+        device = federation.test.y.device
+        try:
+            backend = cls(method, small, make_key(0, device))
+            server = method.init_server(method.setup.model.init_params(), 2, make_key(0, device))
+            backend.run_round(server, Round(0, (0, 1), evaluate=True))
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+            return str(error).strip().splitlines()[0]
+        return None
+
+    @property
+    def clients(self) -> list[Tree]:
+        """The clients' states, by id."""
+        return [unstack(self._stack, i) for i in range(len(self.federation.clients))]
+
+    def train(self, server: Tree, task: Round) -> Cohort:
+        """Train the participants in one go, or in chunks."""
+        test = self.federation.test if task.evaluate else None
+        ids = torch.tensor(task.participants, device=self.key.device)
+
+        def train(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Trained:
+            download = self.download(server, task.number, client_id)
+            return train_client(self.method, task.number, client, download, data, key, test)
+
+        trained = vmap(train, chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        if len(ids) == len(self.federation.clients):
+            self._stack = trained.client
+        else:
+            self._stack = tree_map(lambda all_, new: all_.index_copy(0, ids, new), self._stack, trained.client)
+        # Messages have one shape for all clients, so one of them tells the size of each.
+        down = itemise(self.download(server, task.number, ids[0]))
+        up = itemise(unstack(trained.upload, 0))
+        return Cohort(
+            uploads=trained.upload,
+            valid=trained.valid,
+            losses=trained.loss,
+            views=trained.views,
+            diagnostics=trained.diagnostics,
+            down=[down] * len(ids),
+            up=[up] * len(ids),
+        )
+
+    def view(self, server: Tree, task: Round) -> Tree:
+        """Evaluate every client after a download made for that alone, which the ledger does not see."""
+        ids = torch.arange(len(self.federation.clients), device=self.key.device)
+
+        def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Tree:
+            download = self.download(server, task.number + 1, client_id)
+            return view_client(self.method, client, download, data, key, self.federation.test)
+
+        views: Tree = vmap(view, chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        return views
+
+    def _rows(self, task: Round, ids: Tensor) -> tuple[Tree, ClientData, Tensor]:
+        """Return the states, the data and the keys of some clients."""
+        keys = fold(self.key, "round", task.number, ids)
+        if len(ids) == len(self.federation.clients):
+            return self._stack, self._data, keys
+        return tree_map(lambda leaf: leaf[ids], self._stack), ClientData(*(leaf[ids] for leaf in self._data)), keys
+
+
+def stack_data(clients: tuple[ClientData, ...]) -> ClientData:
+    """Pad clients to the largest of them and stack them."""
+    length = max(len(data.y) for data in clients)
+    padded = [pad(data, length) for data in clients]
+    return ClientData(*(torch.stack(leaves) for leaves in zip(*padded, strict=True)))

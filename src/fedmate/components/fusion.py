@@ -1,0 +1,159 @@
+"""Complementary classification fusion (CCF): two discriminators keep a classifier both global and local.
+
+`prototype` (D_pr) tells the client's classifier on global prototypes from the same classifier on the client's own.
+`classifier` (D_cl) tells the global classifier from the client's, both on global prototypes. Both call global 1 and
+local 0; the client's classifier tries to pass for global, and to recognise its own prototypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmate.components.discriminators import Kind, Rows, adversarial_losses, discriminator_loss
+from fedmate.components.integration import Reduction, prototype_loss, reduce_classes
+from fedmate.core.data import Batch
+from fedmate.core.local import SGD, cross_entropy, gradient, loop
+from fedmate.core.model import Model
+from fedmate.core.random import fold
+from fedmate.core.tree import Tree, leaves, where
+
+
+class Knowledge(NamedTuple):
+    """What a client learns from besides its samples; constant during local training.
+
+    Attributes:
+        prototypes: the global ones, P_k, `[classes, width]`.
+        known: which of them exist, `[classes]`.
+        own: the client's at the start of the round, P_ik, `[classes, width]`.
+        present: which classes it holds, `[classes]`.
+        classifier: the global one.
+    """
+
+    prototypes: Tensor
+    known: Tensor
+    own: Tensor
+    present: Tensor
+    classifier: Tree
+
+
+class Fusion(NamedTuple):
+    """How the classifier is trained.
+
+    Attributes:
+        weight: lambda_c; `None` leaves fusion out altogether.
+        kappa: the weight of the adversarial part in this round.
+        kinds: how each discriminator is trained, by name.
+        reduction: over classes, in eq. 3.
+        optimiser, discriminator_optimiser: the steps of the classifier and of both discriminators.
+    """
+
+    weight: float | None
+    kappa: Tensor
+    kinds: dict[str, Kind]
+    reduction: Reduction
+    optimiser: SGD
+    discriminator_optimiser: SGD
+
+
+class FusedClassifier(NamedTuple):
+    """The classifier and the discriminators after the phase, and the losses of its last step.
+
+    Attributes:
+        classifier, discriminators: as trained.
+        losses: of D_pr, of D_cl and the adversarial one, `[3]`; zeros without fusion.
+    """
+
+    classifier: Tree
+    discriminators: Tree
+    losses: Tensor
+
+
+def train_classifier(
+    model: Model, params: Tree, discriminators: Tree, knowledge: Knowledge, fusion: Fusion, batches: Iterable[Batch]
+) -> FusedClassifier:
+    """Train the classifier, the extractor frozen: each batch a step of D_pr, of D_cl and of the classifier (eq. 3)."""
+
+    def step(state: Tree, batch: Batch) -> Tree:
+        z, _ = model.features(params, batch.x)
+        classifier, rivals, losses = state["classifier"], state["discriminators"], state["losses"]
+        if fusion.weight is not None:
+            compared = compare(model, classifier["variables"], knowledge)
+            rivals, found = _train_discriminators(rivals, compared, fusion, fold(batch.key, "penalty"))
+
+        def loss(variables: Tree) -> tuple[Tensor, Tree]:
+            plain = cross_entropy(model.classify({"classifier": variables}, z), batch.y, batch.mask)
+            if fusion.weight is None:
+                return plain, {}
+            own, adversarial = fusion_losses(model, variables, rivals, knowledge, fusion)
+            return plain + fusion.weight * (own + fusion.kappa * adversarial), {"adversarial": adversarial}
+
+        gradients, extra = gradient(loss, classifier["variables"])
+        if fusion.weight is not None:
+            losses = torch.stack([found["prototype"], found["classifier"], extra["adversarial"]])
+        moved = _move(fusion.optimiser, classifier, gradients)
+        return {"classifier": moved, "discriminators": rivals, "losses": losses}
+
+    start = {
+        "classifier": _at_rest(fusion.optimiser, params["classifier"]),
+        "discriminators": {name: _at_rest(fusion.optimiser, d) for name, d in discriminators.items()},
+        "losses": next(leaves(params["classifier"])).new_zeros(3),
+    }
+    end = loop(step, start, batches)
+    trained = {name: rival["variables"] for name, rival in end["discriminators"].items()}
+    return FusedClassifier(end["classifier"]["variables"], trained, end["losses"])
+
+
+def compare(model: Model, classifier: Tree, knowledge: Knowledge) -> dict[str, Rows]:
+    """Return what each discriminator gets to see of the client's `classifier`."""
+    params = {"classifier": classifier}
+    on_global = model.classify(params, knowledge.prototypes)
+    on_own = model.classify(params, knowledge.own)
+    by_global = model.classify({"classifier": knowledge.classifier}, knowledge.prototypes)
+    return {
+        "prototype": Rows(on_global, on_own, knowledge.present & knowledge.known),
+        "classifier": Rows(by_global, on_global, knowledge.known),
+    }
+
+
+def fusion_losses(
+    model: Model, classifier: Tree, rivals: Tree, knowledge: Knowledge, fusion: Fusion
+) -> tuple[Tensor, Tensor]:
+    """Return the two parts of l_ccf: the cross-entropy of the client's own prototypes, and the adversarial loss."""
+    own = model.classify({"classifier": classifier}, knowledge.own)
+    adversarial = torch.zeros((), dtype=own.dtype, device=own.device)
+    for name, rows in compare(model, classifier, knowledge).items():
+        losses = adversarial_losses(rivals[name]["variables"], rows, fusion.kinds[name])
+        adversarial = adversarial + reduce_classes(losses, rows.counted, fusion.reduction)
+    return prototype_loss(own, knowledge.present, fusion.reduction), adversarial
+
+
+def _train_discriminators(
+    rivals: Tree, compared: dict[str, Rows], fusion: Fusion, key: Tensor
+) -> tuple[Tree, dict[str, Tensor]]:
+    """Take one step with each discriminator; return them and their losses before the step."""
+    following, losses = Tree(), dict[str, Tensor]()
+    for name, rows in compared.items():
+        kind = fusion.kinds[name]
+
+        def loss(variables: Tree, rows: Rows = rows, kind: Kind = kind) -> tuple[Tensor, Tree]:
+            value = discriminator_loss(variables, rows, kind, key)
+            return value, {"loss": value}
+
+        gradients, extra = gradient(loss, rivals[name]["variables"])
+        moved = _move(fusion.discriminator_optimiser, rivals[name], gradients)
+        # With nothing to compare, weight decay alone must not move it.
+        following[name], losses[name] = where(rows.counted.any(), moved, rivals[name]), extra["loss"]
+    return following, losses
+
+
+def _at_rest(optimiser: SGD, variables: Tree) -> Tree:
+    return {"variables": variables, "velocity": optimiser.init(variables)}
+
+
+def _move(optimiser: SGD, body: Tree, gradients: Tree) -> Tree:
+    variables, velocity = optimiser.step(body["variables"], gradients, body["velocity"])
+    return {"variables": variables, "velocity": velocity}

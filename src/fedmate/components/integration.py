@@ -1,0 +1,75 @@
+"""Category-wise classifier integration (CCI): a global classifier, class by class, in step with the prototypes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedmate.core.local import SGD, gradient
+from fedmate.core.model import Model
+from fedmate.core.tree import Tree, tree_map
+
+Reduction = Literal["mean", "sum"]
+
+
+def integrate(classifier: Tree, uploaded: Tree, shares: Tensor) -> Tree:
+    """Average each class's row of the classifiers over the clients that hold the class.
+
+    Args:
+        classifier: the previous global classifier; leaves `[classes, ...]`. A class nobody holds keeps its row.
+        uploaded: the clients' classifiers, leaves `[clients, classes, ...]`.
+        shares: alpha_ik, `[clients, classes]`, zeros for a class nobody holds.
+    """
+    held = shares.sum(0) > 0
+
+    def rows(previous: Tensor, stacked: Tensor) -> Tensor:
+        share = shares.reshape(*shares.shape, *[1] * (stacked.dim() - 2)).to(stacked.dtype)
+        mean = torch.where(share > 0, stacked * share, torch.zeros_like(stacked)).sum(0)
+        return torch.where(held.reshape(-1, *[1] * (mean.dim() - 1)), mean, previous)
+
+    return tree_map(rows, classifier, uploaded)
+
+
+def prototype_loss(logits: Tensor, counted: Tensor, reduction: Reduction) -> Tensor:
+    """Return the cross-entropy of prototypes, row k of `logits` standing for class k, over the classes `counted`."""
+    return reduce_classes(-logits.log_softmax(-1).diagonal(), counted, reduction)
+
+
+def reduce_classes(values: Tensor, counted: Tensor, reduction: Reduction) -> Tensor:
+    """Average or sum `values` over the classes that are counted; 0 if there are none."""
+    total = torch.where(counted, values, torch.zeros_like(values)).sum()
+    return total if reduction == "sum" else total / counted.sum().clamp(min=1)
+
+
+def fine_tune(
+    model: Model,
+    classifier: Tree,
+    targets: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    reduction: Reduction,
+) -> Tree:
+    """Return the classifier after some full-batch steps of plain SGD on the global prototypes (eq. 8).
+
+    Args:
+        model: what the classifier belongs to.
+        classifier: where to start.
+        targets: prototypes `[classes, width]`, and which of them are known `[classes]`. Classes without a prototype are
+            no targets, but their rows stay in the softmax.
+        steps: how many.
+        learning_rate: eta.
+        reduction: over the classes.
+    """
+    prototypes, known = targets
+    optimiser = SGD(learning_rate)
+
+    def loss(variables: Tree) -> tuple[Tensor, Tree]:
+        return prototype_loss(model.classify({"classifier": variables}, prototypes), known, reduction), {}
+
+    for _ in range(steps):
+        gradients, _ = gradient(loss, classifier)
+        classifier, _ = optimiser.step(classifier, gradients, optimiser.init(classifier))
+    return classifier

@@ -1,0 +1,42 @@
+"""Class prototypes: the mean feature of each class a client holds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedmate.core.data import Batch, ClientData, class_means
+from fedmate.core.local import Objective, cross_entropy
+from fedmate.core.measure import all_features
+from fedmate.core.model import Model
+from fedmate.core.tree import Tree
+
+
+def local_prototypes(model: Model, params: Tree, data: ClientData, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Return P_ik `[classes, width]`, zeros for a class without a sample, and n_ik `[classes]`, in evaluation mode."""
+    return class_means(all_features(model, params, data), data.y, data.mask, num_classes)
+
+
+def centre_loss(z: Tensor, batch: Batch, centres: Tensor, centred: Tensor) -> Tensor:
+    """Return the squared distance of each feature to its class's centre, averaged over the batch and the width.
+
+    Args:
+        z: features `[batch, width]`.
+        batch: whose features they are.
+        centres: `[classes, width]`.
+        centred: which classes have a centre, `[classes]`; samples of the others add 0.
+    """
+    distances = (z - centres[batch.y]).square().mean(-1)
+    counted = batch.mask & centred[batch.y]
+    return torch.where(counted, distances, torch.zeros_like(distances)).sum() / batch.mask.sum().clamp(min=1)
+
+
+def centred_loss(model: Model, centres: Tensor, centred: Tensor, weight: float) -> Objective:
+    """Return the objective of an extractor: cross-entropy plus `weight` times the centre loss."""
+
+    def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        z, buffers = model.features(params, batch.x, train=True)
+        plain = cross_entropy(model.classify(params, z), batch.y, batch.mask)
+        return plain + weight * centre_loss(z, batch, centres, centred), buffers
+
+    return objective

@@ -1,0 +1,238 @@
+"""FedMate: clients keep a classifier of their own that listens to the federation's prototypes and classifier.
+
+Yang, Li, Wang, Yu, Wu and He, "Choice Outweighs Effort: Facilitating Complementary Knowledge Fusion in Federated
+Learning via Re-calibration and Merit-discrimination", ECAI 2025. docs/fedmate.md explains the method and the readings.
+
+Deviations, where the paper contradicts itself, leaves something open, or cannot be computed as printed:
+- the printed adversarial losses, minimised literally, are unbounded below: discriminators minimise the cross-entropy
+  with global 1 and local 0, the classifier minimises -log D of its own outputs (what the paper's appendix describes);
+- the sums of eq. 3 are means (`fusion_reduction`), or lambda_c would vanish beside the cross-entropy of all samples;
+- the centre loss is the mean squared error of each sample's feature to its class's prototype, not of a sum of features;
+- beta is a softmax over clients of the class's logit (`beta`), for logits may be negative; cosines are clipped at 0;
+- eq. 7 lacks its sum: rows are averaged over the clients that hold the class; a class nobody holds keeps its row;
+- eq. 8 is one full-batch step over the classes that have a prototype (`integration_steps`, `reduction`);
+- one classifier epoch, then the extractor's epochs, as the text says (`alternate` follows Algorithm 2 literally);
+- round 0, without prototypes, trains the extractor with cross-entropy alone instead of not at all;
+- clients that take part receive the broadcast, not all clients; aggregation sets are the participants;
+- the previous global classifier that gives beta is the integrated and fine-tuned one, not a plain average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from fedmate.components.discriminators import Kind, init_discriminator
+from fedmate.components.fusion import Fusion, Knowledge, train_classifier
+from fedmate.components.integration import Reduction, fine_tune, integrate
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.prototypes import centred_loss, local_prototypes
+from fedmate.components.scrutiny import Beta, Similarity, scrutinise, size_view
+from fedmate.components.transmission import is_transmitted, parse_schedule, transmission_period
+from fedmate.core import (
+    MODEL_PARTS,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Objective,
+    Tree,
+    Wire,
+    batches,
+    fit,
+    fold,
+    option,
+    select,
+    where,
+)
+
+NOT_NEGATIVE = Limits(at_least=0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedMate(Method):
+    """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
+
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "authors": {"classifier_learning_rate": 0.1},
+        "tuned": {"classifier_learning_rate": 0.02},
+    }
+
+    classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", NOT_NEGATIVE)
+    classifier_learning_rate: float = option(0.1, "step size of those passes", NOT_NEGATIVE)
+    centre_weight: float = option(0.8, "weight of the centre loss (lambda_e); 0 is off", NOT_NEGATIVE)
+    fusion_weight: float = option(0.6, "weight of complementary classification fusion (lambda_c)", NOT_NEGATIVE)
+    mps: bool = option(True, "multi-view prototype scrutiny; off: prototypes are averaged by class counts")
+    cci: bool = option(True, "category-wise classifier integration; off: classifiers are averaged by size")
+    ccf: bool = option(True, "complementary classification fusion; off: the classifier learns from its data alone")
+    cft: str = option("cft", "rounds in which the extractor travels: all, cft, half, null or period:n")
+    kappa: Literal["shrink", "grow", "constant"] = option("shrink", "adversarial weight: 1 - t/T, t/T or 1")
+    beta: Beta = option("softmax", "the classifier's view of prototypes: softmax, probability or raw")
+    similarity: Similarity = option("cosine", "closeness of prototypes: cosine or exp_cosine")
+    reduction: Reduction = option("mean", "over the classes of eq. 8: mean or sum")
+    fusion_reduction: Reduction = option("mean", "over the classes of eq. 3: mean or sum (as printed)")
+    classifier_start: Literal["own", "global"] = option("own", "the classifier local training starts from")
+    alternate: bool = option(False, "an epoch of the classifier, one of the extractor, in turn (Algorithm 2)")
+    discriminator: Kind = option("bce", "how D_cl is trained: bce, or wgan_gp as in the authors' code")
+    discriminator_learning_rate: float = option(1e-3, "step size of both discriminators", NOT_NEGATIVE)
+    integration_steps: int = option(1, "steps of prototype fine-tuning", NOT_NEGATIVE)
+    integration_learning_rate: float = option(0.01, "their step size (eta)", NOT_NEGATIVE)
+    own_prototypes: bool = option(False, "classes without a global prototype are centred on the client's own")
+
+    def __post_init__(self) -> None:
+        """Refuse a schedule that does not exist."""
+        super().__post_init__()
+        parse_schedule(self.cft)
+
+    # ---- the server, Algorithm 1 ----
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the model and, once somebody has sent them, prototypes."""
+        classes, weight = self.setup.num_classes, params["classifier"]["weight"]
+        nobody = weight.new_zeros(num_clients, classes)
+        return {
+            **params,
+            "prototypes": weight.new_zeros(classes, weight.shape[1]),
+            "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
+            "round": torch.zeros((), dtype=torch.int64, device=weight.device),
+            "diagnostics": {
+                "size": nobody,
+                "closeness": nobody,
+                "verdict": nobody,
+                "weights": nobody,
+                "divergence": weight.new_zeros(3, classes),
+                "mixing": weight.new_zeros(3, classes),
+            },
+        }
+
+    def wire(self, round_number: int) -> Wire:
+        """Classifier and prototypes cross every round, the extractor in those of the schedule."""
+        extractor = frozenset({"extractor", *self.setup.model.shared_buffers})
+        down = frozenset({"classifier", "prototypes", "known", "round"})
+        up = frozenset({"classifier", "prototypes", "class_counts"})
+        arrives = round_number == 0 or self._is_transmitted(round_number)
+        return Wire(
+            down=down | (extractor if arrives else frozenset()),
+            up=up | (extractor if self._is_transmitted(round_number + 1) else frozenset()),
+        )
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send everything but the diagnostics."""
+        return {part: content for part, content in server.items() if part != "diagnostics"}
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Scrutinise the prototypes, integrate the classifiers, tune them to each other, average the extractors."""
+        model = self.setup.model
+        counts = torch.where(valid[:, None], uploads["class_counts"], 0)
+        sent = torch.where(counts[..., None] > 0, uploads["prototypes"], 0)
+        # beta asks the classifier of the previous round.
+        logits = model.classify(server, sent.flatten(0, 1)).reshape(*sent.shape[:2], -1)
+        scrutiny = scrutinise(sent, counts, logits, beta=self.beta, similarity=self.similarity)
+        sizes, held = size_view(counts, sent.dtype), (counts > 0).any(0)
+        weights = scrutiny.weights if self.mps else sizes
+        prototypes = torch.where(held[:, None], (weights[..., None] * sent).sum(0), server["prototypes"])
+        known = server["known"] | held
+
+        mixed = mix_by_size(server, {**uploads, "num_samples": counts.sum(1)}, valid)
+        if self.cci:
+            tuned = fine_tune(
+                model,
+                integrate(server["classifier"], uploads["classifier"], sizes),
+                (prototypes, known),
+                steps=self.integration_steps,
+                learning_rate=self.integration_learning_rate,
+                reduction=self.reduction,
+            )
+            mixed["classifier"] = where(valid.any(), tuned, server["classifier"])
+        return {
+            **mixed,
+            "prototypes": prototypes,
+            "known": known,
+            "round": server["round"] + 1,
+            "diagnostics": _by_client(scrutiny._asdict(), server["diagnostics"], client_ids),
+        }
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The aggregated extractor and classifier."""
+        return select(server, MODEL_PARTS)
+
+    # ---- the client, Algorithm 2 ----
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its model and its two discriminators."""
+        dtype, classes = params["classifier"]["weight"].dtype, self.setup.num_classes
+        return {
+            **params,
+            "discriminators": {
+                name: init_discriminator(classes, fold(key, name), dtype) for name in ("prototype", "classifier")
+            },
+        }
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the last extractor it received or trained, and its own classifier."""
+        model = select(client, MODEL_PARTS)
+        return {**model, **select(download, ("extractor", "buffers"))}
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the classifier against both discriminators, then the extractor towards the prototypes."""
+        model, training = self.setup.model, self.setup.training
+        params, discriminators = self.personal_params(client, download), client["discriminators"]
+        if self.classifier_start == "global":
+            params = {**params, "classifier": download["classifier"]}
+        own, counts = local_prototypes(model, params, data, self.setup.num_classes)
+        knowledge = Knowledge(download["prototypes"], download["known"], own, counts > 0, download["classifier"])
+        fusion, objective = self._fusion(download["round"], own.dtype), self._extractor_objective(knowledge)
+
+        turns = [(1, 1)] * training.epochs if self.alternate else [(self.classifier_epochs, training.epochs)]
+        losses = own.new_zeros(3)
+        for turn, (classifier_epochs, extractor_epochs) in enumerate(turns):
+            turn_key = fold(key, turn) if turn else key
+            steps = batches(data, training.batch_size, classifier_epochs, fold(turn_key, "classifier"))
+            fused = train_classifier(model, params, discriminators, knowledge, fusion, steps)
+            params, discriminators = {**params, "classifier": fused.classifier}, fused.discriminators
+            steps = batches(data, training.batch_size, extractor_epochs, fold(turn_key, "extractor"))
+            params = fit(objective, params, steps, training.optimiser(), ("extractor",))
+            losses = fused.losses
+
+        prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)
+        upload = {**params, "prototypes": prototypes, "class_counts": counts}
+        kept = {**params, "discriminators": discriminators}
+        return LocalResult(kept, upload, params, diagnostics={"losses": losses, "prototypes": prototypes})
+
+    def _fusion(self, round_number: Tensor, dtype: torch.dtype) -> Fusion:
+        """Return how the classifier is trained in this round."""
+        done = round_number.to(dtype) / self.setup.rounds
+        optimiser = self.setup.training.optimiser
+        return Fusion(
+            weight=self.fusion_weight if self.ccf else None,
+            kappa={"shrink": 1 - done, "grow": done, "constant": torch.ones_like(done)}[self.kappa],
+            kinds={"prototype": "bce", "classifier": self.discriminator},
+            reduction=self.fusion_reduction,
+            optimiser=optimiser(self.classifier_learning_rate),
+            discriminator_optimiser=optimiser(self.discriminator_learning_rate),
+        )
+
+    def _extractor_objective(self, knowledge: Knowledge) -> Objective:
+        """Return cross-entropy with the centre loss; in round 0 there is no prototype to be drawn to."""
+        centres, centred = knowledge.prototypes, knowledge.known
+        if self.own_prototypes:
+            centres = torch.where(centred[:, None], centres, knowledge.own)
+            centred = centred | knowledge.present
+        return centred_loss(self.setup.model, centres, centred, self.centre_weight)
+
+    def _is_transmitted(self, state: int) -> bool:
+        period = transmission_period(self.setup.model.extractor_size, self.setup.num_classes * self.setup.model.width)
+        return is_transmitted(state, self.cft, period)
+
+
+def _by_client(news: Tree, everyone: Tree, client_ids: Tensor) -> Tree:
+    """Put the participants' rows where their ids say; the others get zeros."""
+    per_client = ("size", "closeness", "verdict", "weights")
+    return {
+        name: torch.zeros_like(everyone[name]).index_copy(0, client_ids, value) if name in per_client else value
+        for name, value in news.items()
+    }
