@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from fedmate.experiment.build import build
 from fedmate.experiment.compose import compose
 from fedmate.experiment.run import run
 from fedmate.progress import Lines
-from rich.console import Console
 
 METHODS = ("fedrep", "fedper", "fedavg", "local")
 SEEDS = (0, 1, 2)
@@ -26,7 +27,7 @@ COLUMNS = [(test, view) for test in ("balanced", "own") for view in ("pre", "pos
 def cell(summaries: list[dict[str, Any]], test: str, view: str) -> str:
     """Return mean ± standard deviation over seeds, bold where it is the method's headline."""
     if summaries[0]["accuracy"][view] is None:
-        return "–"
+        return ""
     values = [summary["accuracy"][view][test]["mean"] for summary in summaries]
     text = f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
     headline = summaries[0]["headline"]

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from fedmate.backends.sequential import Sequential
+from fedmate.backends.vectorised import Vectorised
 from fedmate.core import flatten
 from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
-from fedmate.experiment.build import Built, build, decide
+from fedmate.experiment.build import Built, build, flops_per_step
 from fedmate.experiment.config import Layer, parse_set, resolve
 
 
@@ -56,14 +57,35 @@ def rows(x: torch.Tensor) -> list[bytes]:
 
 
 def test_auto_is_decided_and_written_down() -> None:
-    general = decide(resolve([])).general
+    general = built().experiment.general
     assert general.device == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert general.backend == "sequential"
-    assert built().experiment.general.device == general.device
+    assert general.backend == "vectorised"
+
+
+def test_auto_takes_the_loop_for_large_steps_on_a_cpu() -> None:
+    """At 22 MFLOP a step mapping over clients pays, at 137 (features of width 8,192) it does not."""
+    assert built("device=cpu").experiment.general.backend == "vectorised"
+    assert built("device=cpu", "model.width=8192").experiment.general.backend == "sequential"
+
+
+def test_the_work_of_a_step_is_counted() -> None:
+    """Twice the multiplications of both convolutions and both linear layers, forward and twice that backward."""
+    made = built()
+    forward = 2 * (64 * 16 * 9 + 16 * 32 * 16 * 9 + 128 * 64 + 64 * 10)
+    assert flops_per_step(made.method, made.federation) == 3 * 40 * forward
 
 
 def test_what_is_named_is_left_alone() -> None:
-    assert decide(resolve([parse_set(["device=cpu", "backend=sequential"])])).general.device == "cpu"
+    general = built("device=cpu", "backend=sequential", "chunk_size=3").experiment.general
+    assert (general.device, general.backend, general.chunk_size) == ("cpu", "sequential", 3)
+
+
+def test_a_model_that_cannot_be_mapped_runs_one_client_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vectorised, "refusal", classmethod(lambda cls, method, federation: "vmap: no rule for it"))
+    made = built("backend=vectorised")
+    assert made.experiment.general.backend == "sequential"
+    assert isinstance(made.backend, Sequential)
+    assert any("`vectorised` cannot run this model (vmap: no rule for it)" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("name", ["nonsense", "", "cuda:-1", "cuda:x", "mps", "meta", "cuda:999"])
@@ -135,7 +157,7 @@ def test_the_parts_fit_together() -> None:
     assert params["classifier"]["weight"].shape == (10, 5)
     assert (setup.rounds, setup.num_classes, setup.training) == (7, 10, made.experiment.training)
     assert vars(made.method)["personal_layers"] == 2
-    assert isinstance(made.backend, Sequential)
+    assert isinstance(made.backend, Vectorised)
     assert made.backend.method is made.method
     assert made.backend.federation is made.federation
     assert len(made.backend.clients) == 4

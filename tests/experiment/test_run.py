@@ -239,7 +239,7 @@ def test_the_written_configuration_is_the_experiment_as_decided(tmp_path: Path) 
     assert resolve([load_file(tmp_path / "run" / "config.toml")]) == made.experiment
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
     assert config["device"] == made.experiment.general.device != "auto"
-    assert config["backend"] == "sequential"
+    assert config["backend"] == made.experiment.general.backend != "auto"
 
 
 # Cost.

@@ -101,10 +101,12 @@ class Backend(ABC):
         method: what clients and server do.
         federation: who holds what.
         key: the experiment's randomness.
+        chunk_size: the most clients at once, to bound memory; all of them if `None`.
     """
 
-    def __init__(self, method: Method, federation: Federation, key: Tensor) -> None:
+    def __init__(self, method: Method, federation: Federation, key: Tensor, *, chunk_size: int | None = None) -> None:
         """Remember what to run."""
+        self.chunk_size = chunk_size
         self.method = method
         self.federation = federation
         self.key = key

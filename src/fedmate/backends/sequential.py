@@ -31,15 +31,25 @@ class Sequential(Backend):
     """A plain loop over clients.
 
     Args:
-        method, federation, key: as for every back end.
-        workers: how many clients to train side by side; as many as there are cores on a CPU, one on a GPU.
+        method, federation, key, chunk_size: as for every back end.
+        workers: how many clients to train side by side; as many as there are cores on a CPU, one on a GPU, and no more
+            than `chunk_size`.
     """
 
-    def __init__(self, method: Method, federation: Federation, key: Tensor, *, workers: int | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        key: Tensor,
+        *,
+        chunk_size: int | None = None,
+        workers: int | None = None,
+    ) -> None:
         """Choose the number of workers and give every client its initial state."""
-        super().__init__(method, federation, key)
+        super().__init__(method, federation, key, chunk_size=chunk_size)
         on_gpu = federation.test.y.device.type != "cpu"
-        self.workers = workers or (1 if on_gpu else available_cores())
+        wanted = workers or (1 if on_gpu else available_cores())
+        self.workers = min(wanted, chunk_size or wanted)
         self._states = self.initial_clients()
 
     @classmethod

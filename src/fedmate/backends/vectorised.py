@@ -22,14 +22,12 @@ class Vectorised(Backend):
     """All clients at once, on one device.
 
     Args:
-        method, federation, key: as for every back end.
-        chunk_size: the most clients at once, to bound memory; all of them if `None`.
+        method, federation, key, chunk_size: as for every back end.
     """
 
     def __init__(self, method: Method, federation: Federation, key: Tensor, *, chunk_size: int | None = None) -> None:
         """Stack the clients' data and initial states."""
-        super().__init__(method, federation, key)
-        self.chunk_size = chunk_size
+        super().__init__(method, federation, key, chunk_size=chunk_size)
         self._stack = stack(self.initial_clients())
         self._data = stack_data(federation.clients)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedmate.backends import BACKENDS, Backend
 from fedmate.core import Federation, Method, Model, Setup, client_data, fold, make_key
@@ -16,6 +17,9 @@ from fedmate.experiment.config import Experiment
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.partitions import PARTITIONS
+
+VMAP_FLOPS_PER_STEP = 50_000_000
+"""The largest step, in floating-point operations, for which mapping over clients beats a loop on a CPU."""
 
 
 class Built(NamedTuple):
@@ -38,7 +42,7 @@ class Built(NamedTuple):
 
 def build(experiment: Experiment) -> Built:
     """Load the data, deal it, make the model and the method; raise `UserError` if they do not fit."""
-    experiment = decide(experiment)
+    experiment = experiment.with_general(device=decide_device(experiment.general.device))
     general = experiment.general
     key = make_key(general.seed, general.device)
     arrays = DATASETS[experiment.dataset.name](**experiment.dataset.options).load()
@@ -47,19 +51,43 @@ def build(experiment: Experiment) -> Built:
     setup = Setup(model, federation.num_classes, general.rounds, experiment.training)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     method = replace(method, setup=replace(setup, model=method.prepare(model)))
-    backend = BACKENDS[general.backend](method, federation, key)
-    return Built(experiment, method, federation, backend, _notes(experiment, federation))
+    notes = _notes(experiment, federation)
+    name = decide_backend(general.backend, method, federation)
+    reason = BACKENDS[name].refusal(method, federation)
+    if reason is not None:
+        notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")
+        name = "sequential"
+    backend = BACKENDS[name](method, federation, key, chunk_size=general.chunk_size)
+    return Built(experiment.with_general(backend=name), method, federation, backend, notes)
 
 
-def decide(experiment: Experiment) -> Experiment:
-    """Replace `auto` by what it means on this machine, by fixed rules: a result must not depend on timing."""
-    general = experiment.general
-    device = general.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def decide_device(name: str) -> str:
+    """Replace `auto` by what it means on this machine, and refuse a device that is not there."""
+    device = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
-    backend = "sequential" if general.backend == "auto" else general.backend
-    return experiment.with_general(device=device, backend=backend)
+    return device
+
+
+def decide_backend(name: str, method: Method, federation: Federation) -> str:
+    """Replace `auto` by a fixed rule made from measurements: a result must not depend on timing.
+
+    A GPU wants all clients at once. On a CPU that pays only while a step is so small that starting its operations
+    takes longer than computing them: `benchmarks/loop_or_vmap.py`.
+    """
+    if name != "auto":
+        return name
+    on_gpu = federation.test.y.device.type == "cuda"
+    return "vectorised" if on_gpu or flops_per_step(method, federation) <= VMAP_FLOPS_PER_STEP else "sequential"
+
+
+def flops_per_step(method: Method, federation: Federation) -> int:
+    """Return the floating-point operations of one training step of the largest batch, counted without running it."""
+    size = min(method.setup.training.batch_size, max(len(data.y) for data in federation.clients))
+    model, sample = method.setup.model, federation.test.x[:1]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.logits(model.init_params(), sample)
+    # Backward costs about twice what forward does.
+    return 3 * size * int(counter.get_total_flops())
 
 
 def _check_device(name: str) -> None:

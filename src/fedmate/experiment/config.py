@@ -38,6 +38,7 @@ class General:
     participation: float = option(1.0, "share of clients sampled each round", Limits(above=0, at_most=1))
     eval_every: int = option(10, "rounds between evaluations; the last is always evaluated", Limits(at_least=1))
     backend: str = option("auto", "how clients are run; `auto` chooses")
+    chunk_size: int | None = option(None, "the most clients at once, to bound memory", Limits(at_least=1))
     device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one")
     dtype: Literal["float32", "float64"] = option("float32", "precision of data and parameters")
 

@@ -4,6 +4,7 @@ config.toml       the experiment, every option spelled out; `fedmate run config.
 environment.json  versions, machine and commit
 rounds.csv        a row per round and participant: losses around local training, bytes by item
 metrics.jsonl     a row per evaluated round
+diagnostics/      what the method recorded in an evaluated round, as safetensors; absent if it records nothing
 clients.csv       a row per client: its samples and its figures in the last round
 summary.json      the figures of the last round and the totals
 """
@@ -18,6 +19,9 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fedmate import __version__
 from fedmate.errors import UserError
@@ -52,6 +56,14 @@ class Record:
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
+    def add_diagnostics(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store what a method recorded in an evaluated round, if anything."""
+        if tensors:
+            folder = self.folder / "diagnostics"
+            folder.mkdir(exist_ok=True)
+            stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(stored, folder / f"round_{round_number:06d}.safetensors")
+
     def finish(self, summary: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> None:
         """Write what is known at the end."""
         _write_csv(self.folder / "clients.csv", clients)
@@ -84,6 +96,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the evaluated rounds of a run."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def read_diagnostics(folder: Path, round_number: int) -> dict[str, Tensor]:
+    """Read what a method recorded in an evaluated round."""
+    tensors: dict[str, Tensor] = load_file(folder / "diagnostics" / f"round_{round_number:06d}.safetensors")
+    return tensors
 
 
 def environment() -> dict[str, Any]:

@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedmate.backends.base import ClientReport, Round, View
-from fedmate.core import class_counts, fold, make_key, permutation
+from fedmate.backends.base import ClientReport, Round, RoundResult, View
+from fedmate.core import class_counts, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number
@@ -68,6 +69,7 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
         if evaluate:
             metrics = _metrics(t, result.reports, result.views, labels)
             record.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": time.perf_counter() - start})
+            record.add_diagnostics(t + 1, _diagnostics(result))
             headline = metrics["accuracy"][method.headline]["balanced"]["mean"]
         observer.round_done(t + 1, headline)
     seconds = time.perf_counter() - start
@@ -110,6 +112,14 @@ def _metrics(t: int, reports: list[ClientReport], views: dict[str, View | None],
             "after": number(sum(r.loss_after for r in valid) / len(valid)),
         },
     }
+
+
+def _diagnostics(result: RoundResult) -> dict[str, Tensor]:
+    """Return what was recorded by path, with the ids behind the rows of the clients' part."""
+    tensors = flatten(result.diagnostics)
+    if tensors:
+        tensors["clients/ids"] = torch.tensor([report.client for report in result.reports])
+    return tensors
 
 
 def _summary(built: Built, metrics: dict[str, Any], ledger: Ledger, seconds: float) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Category-wise integration: rows by class counts, and the fine-tuning step on prototypes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedmate.components.integration import Reduction, fine_tune, integrate, prototype_loss, reduce_classes
+from fedmate.components.scrutiny import size_view
+from fedmate.core import Model, Tree, make_key, normal
+
+CLASSES, WIDTH = 4, 3
+PREVIOUS: Tree = {
+    "weight": torch.full((CLASSES, WIDTH), 7.0, dtype=torch.float64),
+    "bias": torch.full((CLASSES,), -7.0, dtype=torch.float64),
+}
+
+
+def uploaded(clients: int, seed: int = 0) -> Tree:
+    return {
+        "weight": normal(make_key(seed), (clients, CLASSES, WIDTH), torch.float64),
+        "bias": normal(make_key(seed + 1), (clients, CLASSES), torch.float64),
+    }
+
+
+def shares_of(counts: list[list[int]]) -> Tensor:
+    return size_view(torch.tensor(counts), torch.float64)
+
+
+# -------------------- eq. 7
+
+
+def test_rows_are_averaged_by_class_counts() -> None:
+    """Class 0: 1 of client 0, 3 of client 1. Class 1: client 1 only. Class 2: nobody. Class 3: alike."""
+    sent = uploaded(2)
+    found = integrate(PREVIOUS, sent, shares_of([[1, 0, 0, 2], [3, 5, 0, 2]]))
+    for name in ("weight", "bias"):
+        first, second = sent[name]
+        rows = [0.25 * first[0] + 0.75 * second[0], second[1], PREVIOUS[name][2], (first[3] + second[3]) / 2]
+        assert_close(found[name], torch.stack(rows), rtol=0, atol=1e-15)
+
+
+def test_the_numbers_of_a_small_example() -> None:
+    sent = {"weight": torch.tensor([[[4.0]], [[8.0]]]), "bias": torch.tensor([[1.0], [-1.0]])}
+    previous = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
+    found = integrate(previous, sent, torch.tensor([[0.25], [0.75]]))
+    assert found["weight"].tolist() == [[7.0]]
+    assert found["bias"].tolist() == [-0.5]
+
+
+@given(counts=st.lists(st.lists(st.integers(0, 5), min_size=CLASSES, max_size=CLASSES), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_one_holder_copies_its_row_and_no_holder_keeps_the_old_one(counts: list[list[int]]) -> None:
+    sent = uploaded(len(counts))
+    found = integrate(PREVIOUS, sent, shares_of(counts))
+    for k in range(CLASSES):
+        holders = [i for i, row in enumerate(counts) if row[k] > 0]
+        for name in ("weight", "bias"):
+            row, rows = found[name][k], sent[name][:, k]
+            if not holders:
+                assert torch.equal(row, PREVIOUS[name][k])
+            elif len(holders) == 1:
+                assert torch.equal(row, rows[holders[0]])
+            else:
+                assert (row <= rows[holders].amax(0) + 1e-12).all()
+                assert (row >= rows[holders].amin(0) - 1e-12).all()
+
+
+def test_rows_of_clients_without_the_class_may_hold_anything() -> None:
+    sent = uploaded(2)
+    clean = integrate(PREVIOUS, sent, shares_of([[1, 1, 1, 0], [1, 1, 1, 3]]))
+    sent["weight"][0, 3], sent["bias"][0, 3] = torch.nan, torch.inf
+    assert_close(integrate(PREVIOUS, sent, shares_of([[1, 1, 1, 0], [1, 1, 1, 3]])), clean, rtol=0, atol=0)
+
+
+def test_a_classifier_without_bias() -> None:
+    sent = {"weight": uploaded(2)["weight"]}
+    found = integrate({"weight": PREVIOUS["weight"]}, sent, shares_of([[1, 1, 1, 1], [1, 1, 1, 1]]))
+    assert set(found) == {"weight"}
+    assert_close(found["weight"], sent["weight"].mean(0))
+
+
+# -------------------- over classes
+
+
+def test_classes_that_do_not_count_are_left_out_whatever_they_hold() -> None:
+    values = torch.tensor([1.0, torch.nan, 4.0])
+    counted = torch.tensor([True, False, True])
+    assert reduce_classes(values, counted, "mean") == 2.5
+    assert reduce_classes(values, counted, "sum") == 5
+    nothing = torch.zeros(3, dtype=torch.bool)
+    assert reduce_classes(values, nothing, "mean") == reduce_classes(values, nothing, "sum") == 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_prototype_loss_is_cross_entropy_with_row_k_for_class_k(reduction: Reduction) -> None:
+    logits = normal(make_key(4), (CLASSES, CLASSES), torch.float64)
+    counted = torch.tensor([True, False, True, True])
+    targets = torch.tensor([0, 2, 3])
+    expected = functional.cross_entropy(logits[targets], targets, reduction=reduction)
+    assert_close(prototype_loss(logits, counted, reduction), expected)
+
+
+# -------------------- eq. 8
+
+
+def model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return Model(nn.Sequential(nn.Linear(2, WIDTH), nn.Linear(WIDTH, CLASSES)).double(), classifier="1")
+
+
+PROTOTYPES = normal(make_key(9), (CLASSES, WIDTH), torch.float64)
+KNOWN = torch.tensor([True, True, False, True])
+
+
+def tuned(
+    steps: int = 1, learning_rate: float = 0.1, reduction: Reduction = "mean", prototypes: Tensor = PROTOTYPES
+) -> Tree:
+    network = model()
+    classifier = network.init_params()["classifier"]
+    return fine_tune(
+        network, classifier, (prototypes, KNOWN), steps=steps, learning_rate=learning_rate, reduction=reduction
+    )
+
+
+def by_hand(steps: int, learning_rate: float, reduction: Reduction) -> Tree:
+    """Full-batch steps with torch's own optimiser on the rows that are known."""
+    start = model().init_params()["classifier"]
+    layer = nn.Linear(WIDTH, CLASSES).double()
+    layer.load_state_dict(start)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=learning_rate)
+    targets = torch.tensor([0, 1, 3])
+    for _ in range(steps):
+        optimiser.zero_grad()
+        functional.cross_entropy(layer(PROTOTYPES[targets]), targets, reduction=reduction).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return {name: tensor.detach() for name, tensor in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_fine_tuning_is_plain_sgd_on_the_known_prototypes(reduction: Reduction, steps: int) -> None:
+    assert_close(tuned(steps, 0.1, reduction), by_hand(steps, 0.1, reduction), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_fine_tuning_lowers_the_cross_entropy_of_the_prototypes(reduction: Reduction) -> None:
+    network = model()
+
+    def loss(classifier: Tree) -> float:
+        logits = network.classify({"classifier": classifier}, PROTOTYPES)
+        return float(prototype_loss(logits, KNOWN, "mean"))
+
+    before = loss(network.init_params()["classifier"])
+    once, often = loss(tuned(1, 0.01, reduction)), loss(tuned(20, 0.01, reduction))
+    assert often < once < before
+
+
+def test_a_sum_moves_as_many_times_further_as_there_are_known_classes() -> None:
+    start, mean, total = model().init_params()["classifier"], tuned(reduction="mean"), tuned(reduction="sum")
+    for name in ("weight", "bias"):
+        assert_close(total[name] - start[name], 3 * (mean[name] - start[name]), rtol=0, atol=1e-14)
+        assert not torch.allclose(mean[name], start[name])
+
+
+def test_an_unknown_class_is_no_target_but_stays_in_the_softmax() -> None:
+    """Its row moves away from all prototypes (the gradient of its bias is its mean probability), whatever it holds."""
+    network = model()
+    start, found = network.init_params()["classifier"], tuned()
+    probabilities = network.classify({"classifier": start}, PROTOTYPES).softmax(-1)
+    assert_close(found["bias"][2], start["bias"][2] - 0.1 * probabilities[KNOWN, 2].mean())
+    dirty = PROTOTYPES.clone()
+    dirty[2] = 123.0
+    assert_close(tuned(prototypes=dirty), found, rtol=0, atol=0)
+
+
+def test_no_step_and_no_known_class_leave_the_classifier() -> None:
+    network = model()
+    start = network.init_params()["classifier"]
+    assert_close(tuned(steps=0), start, rtol=0, atol=0)
+    nothing = (torch.zeros(CLASSES, WIDTH, dtype=torch.float64), torch.zeros(CLASSES, dtype=torch.bool))
+    found = fine_tune(network, start, nothing, steps=2, learning_rate=0.5, reduction="mean")
+    assert_close(found, start, rtol=0, atol=0)

@@ -1,0 +1,98 @@
+"""Prototypes are class means of features; the centre loss draws each sample's feature to its class's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedmate.components.prototypes import centre_loss, centred_loss, local_prototypes
+from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal, pad
+from fedmate.core.layers import sample_context
+
+CLASSES = 4
+
+
+def model(dropout: float = 0.0) -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        layers = [nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Dropout(dropout), nn.Tanh(), nn.Linear(3, CLASSES)]
+        return Model(nn.Sequential(*layers).double(), classifier="4")
+
+
+def client(labels: tuple[int, ...] = (0, 2, 2, 0, 2)) -> ClientData:
+    return client_data(normal(make_key(3), (len(labels), 5), torch.float64), torch.tensor(labels))
+
+
+def as_batch(data: ClientData) -> Batch:
+    return Batch(*data, torch.arange(len(data.y)), make_key(0))
+
+
+def test_prototypes_are_means_of_features_in_evaluation_mode() -> None:
+    network, data = model(dropout=0.5), client()
+    params = network.init_params()
+    z, _ = network.features(params, data.x)
+    prototypes, counts = local_prototypes(network, params, data, CLASSES)
+    assert counts.tolist() == [2, 0, 3, 0]
+    assert_close(prototypes[0], (z[0] + z[3]) / 2)
+    assert_close(prototypes[2], (z[1] + z[2] + z[4]) / 3)
+    assert (prototypes[[1, 3]] == 0).all()
+
+
+def test_prototypes_leave_out_padding() -> None:
+    network, data = model(), client()
+    params = network.init_params()
+    padded = local_prototypes(network, params, pad(data, 9), CLASSES)
+    assert_close(padded, local_prototypes(network, params, data, CLASSES), rtol=0, atol=1e-15)
+
+
+# -------------------- centre loss
+
+
+def features() -> Tensor:
+    return normal(make_key(8), (5, 3), torch.float64)
+
+
+def centres() -> Tensor:
+    return normal(make_key(9), (CLASSES, 3), torch.float64)
+
+
+def test_centre_loss_is_the_mean_squared_error_of_each_sample() -> None:
+    data, everyone = client(), torch.ones(CLASSES, dtype=torch.bool)
+    found = centre_loss(features(), as_batch(data), centres(), everyone)
+    assert_close(found, functional.mse_loss(features(), centres()[data.y]))
+
+
+def test_samples_without_a_centre_add_nothing_but_still_count() -> None:
+    """Class 2 has no centre; two of five samples are of class 0, and the mean is over five."""
+    data, batch = client(), as_batch(client())
+    centred = torch.tensor([True, True, False, True])
+    expected = ((features()[data.y == 0] - centres()[0]) ** 2).sum() / (5 * 3)
+    assert_close(centre_loss(features(), batch, centres(), centred), expected)
+    assert centre_loss(features(), batch, centres(), torch.zeros(CLASSES, dtype=torch.bool)) == 0
+
+
+def test_padding_adds_nothing_and_does_not_count() -> None:
+    batch, everyone = as_batch(client()), torch.ones(CLASSES, dtype=torch.bool)
+    mask = torch.tensor([True, True, False, False, True])
+    expected = functional.mse_loss(features()[mask], centres()[batch.y[mask]])
+    assert_close(centre_loss(features(), batch._replace(mask=mask), centres(), everyone), expected)
+    alone = batch._replace(mask=torch.zeros(5, dtype=torch.bool))
+    assert centre_loss(features(), alone, centres(), everyone) == 0
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.8])
+def test_objective_is_cross_entropy_plus_the_weighted_centre_loss_in_training_mode(weight: float) -> None:
+    network, data = model(), client()
+    params, everyone = network.init_params(), torch.ones(CLASSES, dtype=torch.bool)
+    batch = as_batch(data)
+    with sample_context(batch):
+        loss, buffers = centred_loss(network, centres(), everyone, weight)(params, batch)
+    linear = functional.linear(data.x, params["extractor"]["0.weight"], params["extractor"]["0.bias"])
+    z = functional.batch_norm(linear, None, None, training=True).tanh()
+    logits = functional.linear(z, **params["classifier"])
+    expected = functional.cross_entropy(logits, data.y) + weight * functional.mse_loss(z, centres()[data.y])
+    assert_close(loss, expected)
+    assert_close(buffers["1.running_mean"], 0.1 * linear.mean(0))

@@ -1,0 +1,371 @@
+"""Multi-view prototype scrutiny: the three views are distributions over holders, and the odd one out counts less."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.testing import assert_close
+
+from fedmate.components.scrutiny import (
+    Beta,
+    Scrutiny,
+    Similarity,
+    closeness_view,
+    jensen_shannon,
+    scrutinise,
+    size_view,
+    verdict_view,
+)
+from fedmate.core import make_key, normal
+
+BETAS: tuple[Beta, ...] = get_args(Beta)
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
+PER_CLIENT = ("size", "closeness", "verdict", "weights")
+
+
+class Case(NamedTuple):
+    """What the server has of a round: prototypes, class counts and logits."""
+
+    prototypes: Tensor
+    counts: Tensor
+    logits: Tensor
+
+    def scrutinise(self, beta: Beta = "softmax", similarity: Similarity = "cosine") -> Scrutiny:
+        return scrutinise(self.prototypes, self.counts, self.logits, beta=beta, similarity=similarity)
+
+    def permuted(self, order: list[int]) -> Case:
+        return Case(*(tensor[order] for tensor in self))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """One to six clients, one to four classes, features of both signs, logits of every sign and size."""
+    clients, classes = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    width, seed = draw(st.integers(1, 5)), draw(st.integers(0, 2**32))
+    counts = draw(st.lists(st.integers(0, 9), min_size=clients * classes, max_size=clients * classes))
+    scale = draw(st.sampled_from([0.0, 0.1, 3.0, 300.0]))
+    shift = draw(st.sampled_from([-500.0, -5.0, 0.0, 5.0]))
+    lean = draw(st.sampled_from([0.0, 1.0]))
+    return Case(
+        lean + normal(make_key(seed), (clients, classes, width), torch.float64),
+        torch.tensor(counts).reshape(clients, classes),
+        shift + scale * normal(make_key(seed + 1), (clients, classes, classes), torch.float64),
+    )
+
+
+def example(clients: int = 5, classes: int = 3, seed: int = 0) -> Case:
+    """Everybody holds everything."""
+    counts = torch.arange(1, clients * classes + 1).reshape(clients, classes)
+    prototypes = 1 + normal(make_key(seed), (clients, classes, 4), torch.float64)
+    return Case(prototypes, counts, normal(make_key(seed + 1), (clients, classes, classes), torch.float64))
+
+
+every_mode = pytest.mark.parametrize(("beta", "similarity"), [(b, s) for b in BETAS for s in SIMILARITIES])
+
+
+# -------------------- properties
+
+
+@given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES))
+@settings(max_examples=150, deadline=None)
+def test_views_and_weights_are_distributions_over_holders(case: Case, beta: Beta, similarity: Similarity) -> None:
+    found = case.scrutinise(beta, similarity)
+    held = (case.counts > 0).any(0).to(torch.float64)
+    for name in PER_CLIENT:
+        view = getattr(found, name)
+        assert_close(view.sum(0), held, rtol=0, atol=1e-12, msg=name)
+        assert ((view >= 0) & (view <= 1 + 1e-12)).all(), name
+        assert (view[case.counts == 0] == 0).all(), name
+    assert_close(found.mixing.sum(0), torch.ones_like(held), rtol=0, atol=1e-12)
+    assert ((found.mixing > 0) & (found.mixing < 1)).all()
+    assert ((found.divergence >= 0) & (found.divergence <= 2 * math.log(2) + 1e-12)).all()
+
+
+@given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES), data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_permuting_clients_permutes_weights(
+    case: Case, beta: Beta, similarity: Similarity, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(case.counts))))
+    straight, permuted = case.scrutinise(beta, similarity), case.permuted(order).scrutinise(beta, similarity)
+    for name in PER_CLIENT:
+        assert_close(getattr(permuted, name), getattr(straight, name)[order], rtol=0, atol=1e-9)
+    assert_close(permuted.mixing, straight.mixing, rtol=0, atol=1e-9)
+
+
+@given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_one_holder_counts_alone(case: Case, beta: Beta, similarity: Similarity, data: st.DataObject) -> None:
+    holder = data.draw(st.integers(0, len(case.counts) - 1))
+    counts = torch.zeros_like(case.counts)
+    counts[holder] = data.draw(st.integers(1, 9))
+    found = case._replace(counts=counts).scrutinise(beta, similarity)
+    expected = torch.zeros(counts.shape, dtype=torch.float64)
+    expected[holder] = 1
+    for name in PER_CLIENT:
+        assert_close(getattr(found, name), expected, rtol=0, atol=1e-12)
+    assert_close(found.divergence, torch.zeros_like(found.divergence), rtol=0, atol=1e-12)
+    assert_close(found.mixing, torch.full_like(found.mixing, 1 / 3), rtol=0, atol=1e-12)
+
+
+@every_mode
+def test_identical_prototypes_and_counts_give_uniform_weights(beta: Beta, similarity: Similarity) -> None:
+    one = example(clients=1)
+    case = Case(*(tensor.expand(4, *tensor.shape[1:]) for tensor in one))
+    assert_close(case.scrutinise(beta, similarity).weights, torch.full((4, 3), 0.25, dtype=torch.float64))
+
+
+@every_mode
+def test_only_negative_logits_still_give_weights(beta: Beta, similarity: Similarity) -> None:
+    case = example()
+    case = case._replace(logits=-case.logits.abs() - 1)
+    weights = case.scrutinise(beta, similarity).weights
+    assert torch.isfinite(weights).all()
+    assert (weights >= 0).all()
+    assert_close(weights.sum(0), torch.ones(3, dtype=torch.float64))
+
+
+@every_mode
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_class_the_classifier_rules_out_keeps_its_weights(
+    beta: Beta, similarity: Similarity, dtype: torch.dtype
+) -> None:
+    """Class 0 wins by 2,000, so the probabilities of the others underflow; what holders get still sums to 1."""
+    case = example()
+    logits = case.logits.clone()
+    logits[..., 0] += 2000
+    case = Case(case.prototypes.to(dtype), case.counts, logits.to(dtype))
+    found = case.scrutinise(beta, similarity)
+    for name in PER_CLIENT:
+        assert_close(getattr(found, name).sum(0), torch.ones(3, dtype=dtype), msg=name)
+
+
+@every_mode
+def test_without_a_holder_weights_are_zero_and_everything_is_finite(beta: Beta, similarity: Similarity) -> None:
+    case = example()
+    counts = case.counts.clone()
+    counts[:, 1] = 0
+    found = case._replace(counts=counts).scrutinise(beta, similarity)
+    for name in PER_CLIENT:
+        assert (getattr(found, name)[:, 1] == 0).all(), name
+    for tensor in found:
+        assert torch.isfinite(tensor).all()
+    whole = case.scrutinise(beta, similarity)
+    assert_close(found.weights[:, [0, 2]], whole.weights[:, [0, 2]], rtol=0, atol=0)
+
+
+@every_mode
+def test_what_a_client_without_the_class_sent_does_not_matter(beta: Beta, similarity: Similarity) -> None:
+    """Not even if it is not a number: the classifier's answer to NaN is NaN too."""
+    case = example()
+    counts, prototypes, logits = (
+        case.counts.clone(),
+        case.prototypes.clone(),
+        case.logits.clone() + 10,
+    )
+    counts[2, 1] = 0
+    clean = scrutinise(prototypes, counts, logits, beta=beta, similarity=similarity)
+    prototypes[2, 1], logits[2, 1] = torch.nan, torch.nan
+    dirty = scrutinise(prototypes, counts, logits, beta=beta, similarity=similarity)
+    for name in Scrutiny._fields:
+        assert_close(getattr(dirty, name), getattr(clean, name), rtol=0, atol=0, msg=name)
+
+
+@every_mode
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_precision_is_that_of_the_prototypes(beta: Beta, similarity: Similarity, dtype: torch.dtype) -> None:
+    case = example()
+    found = Case(case.prototypes.to(dtype), case.counts, case.logits.to(dtype)).scrutinise(beta, similarity)
+    assert {tensor.dtype for tensor in found} == {dtype}
+
+
+# -------------------- the odd view out
+
+
+@pytest.mark.parametrize("view", ["size", "closeness", "verdict"])
+def test_disturbing_one_of_three_equal_views_lowers_its_share(view: str) -> None:
+    prototypes = torch.ones(3, 1, 2, dtype=torch.float64)
+    counts, logits = torch.full((3, 1), 5), torch.zeros(3, 1, 1, dtype=torch.float64)
+    equal = scrutinise(prototypes, counts, logits).mixing[:, 0]
+    assert_close(equal, torch.full((3,), 1 / 3, dtype=torch.float64))
+    if view == "size":
+        counts = torch.tensor([[11], [2], [2]])
+    elif view == "closeness":
+        prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[-1.0, 0.3]]], dtype=torch.float64)
+    else:
+        logits = torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64).reshape(3, 1, 1)
+    mixing = scrutinise(prototypes, counts, logits).mixing[:, 0]
+    disturbed = ["size", "closeness", "verdict"].index(view)
+    others = [row for row in range(3) if row != disturbed]
+    assert mixing[disturbed] < 1 / 3 - 1e-3
+    assert (mixing[others] > 1 / 3).all()
+    assert_close(mixing[others[0]], mixing[others[1]])
+
+
+def test_the_more_a_view_is_disturbed_the_less_it_counts() -> None:
+    prototypes, counts = torch.ones(2, 1, 2, dtype=torch.float64), torch.full((2, 1), 5)
+    logits = torch.tensor([[0.0, 0.0], [0.5, 0.0], [2.0, 0.0], [8.0, 0.0]], dtype=torch.float64).reshape(4, 2, 1, 1)
+    shares = [float(scrutinise(prototypes, counts, row).mixing[2, 0]) for row in logits]
+    assert all(later < earlier for earlier, later in pairwise(shares))
+
+
+# -------------------- divergence
+
+
+distributions = st.lists(st.floats(0, 1), min_size=2, max_size=6).filter(lambda p: sum(p) > 1e-3)
+
+
+@given(data=st.data(), p=distributions)
+@settings(max_examples=150, deadline=None)
+def test_divergence_is_scipys(data: st.DataObject, p: list[float]) -> None:
+    q = data.draw(st.lists(st.floats(0, 1), min_size=len(p), max_size=len(p)).filter(lambda q: sum(q) > 1e-3))
+    one, other = np.array(p) / sum(p), np.array(q) / sum(q)
+    forth = float(jensen_shannon(torch.from_numpy(one), torch.from_numpy(other)))
+    back = float(jensen_shannon(torch.from_numpy(other), torch.from_numpy(one)))
+    assert forth == back
+    assert 0 <= forth <= math.log(2) + 1e-12
+    # The root amplifies rounding near 0.
+    assert forth == pytest.approx(float(jensenshannon(one, other)) ** 2, abs=1e-9)
+    if np.abs(one - other).max() > 1e-4:
+        assert forth > 1e-10
+
+
+@given(p=distributions)
+@settings(max_examples=50, deadline=None)
+def test_divergence_of_equals_is_zero(p: list[float]) -> None:
+    one = torch.tensor(p, dtype=torch.float64)
+    assert jensen_shannon(one, one.clone()) == 0
+
+
+def test_divergence_of_disjoint_distributions_is_the_logarithm_of_two() -> None:
+    p, q = torch.eye(3, dtype=torch.float64)[:2]
+    assert_close(jensen_shannon(p, q), torch.tensor(math.log(2), dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def test_divergence_by_hand_for_each_class() -> None:
+    """JS((1, 0), (1/2, 1/2)) = (log 4/3 + (log 2/3)/2 + (log 2)/2) / 2; the second column holds equals."""
+    p = torch.tensor([[1.0, 0.3], [0.0, 0.7]], dtype=torch.float64)
+    q = torch.tensor([[0.5, 0.3], [0.5, 0.7]], dtype=torch.float64)
+    first = (math.log(4 / 3) + math.log(2 / 3) / 2 + math.log(2) / 2) / 2
+    assert_close(jensen_shannon(p, q), torch.tensor([first, 0.0], dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("dtype", "tiny"), [(torch.float32, 1e-45), (torch.float64, 5e-324)])
+def test_the_smallest_shares_do_not_make_divergence_infinite(dtype: torch.dtype, tiny: float) -> None:
+    """Half of the smallest number is 0, and its logarithm is not finite."""
+    p, q = torch.tensor([tiny, 1.0], dtype=dtype), torch.tensor([0.0, 1.0], dtype=dtype)
+    assert jensen_shannon(p, q) == pytest.approx(0, abs=1e-6)
+    assert jensen_shannon(q, p) == pytest.approx(0, abs=1e-6)
+
+
+# -------------------- by hand
+
+
+def hand_example() -> Case:
+    """Two clients, one class of two, features of width 2; client 0 points along x, client 1 half-way up."""
+    prototypes = torch.zeros(2, 2, 2, dtype=torch.float64)
+    prototypes[0, 0], prototypes[1, 0] = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 1.0])
+    logits = torch.zeros(2, 2, 2, dtype=torch.float64)
+    logits[0, 0], logits[1, 0] = torch.tensor([3.0, 1.0]), torch.tensor([1.0, 2.0])
+    return Case(prototypes, torch.tensor([[1, 0], [3, 0]]), logits)
+
+
+def views_by_hand(beta: Beta, similarity: Similarity) -> np.ndarray:
+    """Counts 1 : 3. The centroid is (1, 1/2), its cosines with the prototypes 2/sqrt 5 and 1/sqrt 5. Logits 3 and 1."""
+    cosines = np.array([2.0, 1.0]) / math.sqrt(5)
+    closeness = cosines if similarity == "cosine" else np.exp(60 * cosines)
+    verdict = {
+        "softmax": np.exp([3.0, 1.0]),
+        "probability": np.array([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(1))]),
+        "raw": np.array([3.0, 1.0]),
+    }[beta]
+    return np.stack([np.array([0.25, 0.75]), closeness / closeness.sum(), verdict / verdict.sum()])
+
+
+@every_mode
+def test_a_small_example_by_hand(beta: Beta, similarity: Similarity) -> None:
+    views = views_by_hand(beta, similarity)
+
+    def divergence(p: np.ndarray, q: np.ndarray) -> float:
+        m = (p + q) / 2
+        return sum(float(a * np.log(a / m[i])) for r in (p, q) for i, a in enumerate(r) if a > 0) / 2
+
+    sums = np.array([sum(divergence(views[s], views[r]) for r in range(3) if r != s) for s in range(3)])
+    mixing = np.exp(-sums) / np.exp(-sums).sum()
+    found = hand_example().scrutinise(beta, similarity)
+    for view, name in zip(views, ("size", "closeness", "verdict"), strict=True):
+        assert_close(getattr(found, name)[:, 0], torch.from_numpy(view), rtol=0, atol=1e-11, msg=name)
+    assert_close(found.divergence[:, 0], torch.from_numpy(sums), rtol=0, atol=1e-11)
+    assert_close(found.mixing[:, 0], torch.from_numpy(mixing), rtol=0, atol=1e-11)
+    assert_close(found.weights[:, 0], torch.from_numpy(mixing @ views), rtol=0, atol=1e-11)
+    assert (found.weights[:, 1] == 0).all()
+
+
+def test_size_view_counts_each_class_by_itself() -> None:
+    found = size_view(torch.tensor([[1, 0, 4], [3, 0, 4]]), torch.float64)
+    assert found.tolist() == [[0.25, 0.0, 0.5], [0.75, 0.0, 0.5]]
+
+
+def test_the_centroid_does_not_know_counts_and_leaves_out_others() -> None:
+    """Of three clients two hold the class, at right angles and equally long: both are as close, to 45 degrees."""
+    prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[-9.0, 4.0]]], dtype=torch.float64)
+    holders = torch.tensor([[True], [True], [False]])
+    found = closeness_view(prototypes, holders, "cosine")
+    assert_close(found[:, 0], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
+
+
+def test_a_prototype_that_points_away_from_the_centroid_gets_next_to_nothing() -> None:
+    prototypes = torch.tensor([[[3.0, 0.0]], [[3.0, 0.0]], [[-1.0, 0.0]]], dtype=torch.float64)
+    found = closeness_view(prototypes, torch.ones(3, 1, dtype=torch.bool), "cosine")[:, 0]
+    assert_close(found, torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-11)
+    assert found[2] > 0
+
+
+def test_prototypes_that_cancel_out_count_alike() -> None:
+    prototypes = torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]]], dtype=torch.float64)
+    for similarity in SIMILARITIES:
+        found = closeness_view(prototypes, torch.ones(2, 1, dtype=torch.bool), similarity)[:, 0]
+        assert_close(found, torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+def test_verdict_reads_the_logit_of_the_class_in_question() -> None:
+    """Class 1's logits are 1 and 3; all others are larger, and do not matter to a softmax over clients."""
+    logits = torch.full((2, 2, 2), 7.0, dtype=torch.float64)
+    logits[0, 1, 1], logits[1, 1, 1] = 1, 3
+    found = verdict_view(logits, torch.ones(2, 2, dtype=torch.bool), "softmax")
+    low = 1 / (1 + math.exp(2))
+    assert_close(found, torch.tensor([[0.5, low], [0.5, 1 - low]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("worst", [0.0, -0.5])
+def test_raw_logits_fall_back_to_softmax_class_by_class(worst: float) -> None:
+    logits = torch.zeros(3, 2, 2, dtype=torch.float64)
+    logits[:, 0, 0] = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    logits[:, 1, 1] = torch.tensor([1.0, 2.0, worst], dtype=torch.float64)
+    holders = torch.ones(3, 2, dtype=torch.bool)
+    raw, peaked = verdict_view(logits, holders, "raw"), verdict_view(logits, holders, "softmax")
+    assert_close(raw[:, 0], torch.tensor([1 / 8, 2 / 8, 5 / 8], dtype=torch.float64))
+    assert_close(raw[:, 1], peaked[:, 1], rtol=0, atol=0)
+    assert not torch.allclose(raw[:, 0], peaked[:, 0])
+
+
+def test_a_negative_logit_of_somebody_without_the_class_is_no_reason_to_fall_back() -> None:
+    logits = torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64).reshape(3, 1, 1)
+    found = verdict_view(logits, torch.tensor([[True], [True], [False]]), "raw")[:, 0]
+    assert_close(found, torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64))
+
+
+def test_softmax_is_safe_for_large_logits() -> None:
+    logits = torch.tensor([1e4, 1e4 - 1, -1e4], dtype=torch.float64).reshape(3, 1, 1)
+    found = verdict_view(logits, torch.ones(3, 1, dtype=torch.bool), "softmax")[:, 0]
+    first = 1 / (1 + math.exp(-1))
+    assert_close(found, torch.tensor([first, 1 - first, 0.0], dtype=torch.float64))

@@ -1,0 +1,102 @@
+"""What only the vectorised back end promises: chunks, padding, no host reads in a whole round, and a way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round
+from fedmate.backends.vectorised import Vectorised, stack_data
+from fedmate.core import ClientData, Federation, Model, Setup, Tree, num_samples, tree_map
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Lab
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 100])
+def test_chunks_change_nothing(lab: Lab, chunk_size: int) -> None:
+    chunked = lab.run(Vectorised(lab.method, lab.federation, lab.key, chunk_size=chunk_size))
+    assert_close(chunked.rounds, lab.expected.rounds, rtol=0, atol=1e-9, equal_nan=True)
+    assert_close(chunked.clients, lab.expected.clients, rtol=0, atol=1e-9)
+
+
+def test_clients_are_padded_to_the_largest(plain_lab: Lab) -> None:
+    stacked = stack_data(plain_lab.federation.clients)
+    assert stacked.x.shape[:2] == (5, 7)
+    assert torch.func.vmap(num_samples)(stacked).tolist() == [7, 4, 1, 5, 6]
+
+
+def as_fake(mode: FakeTensorMode, lab: Lab) -> tuple[Vectorised, Tree]:
+    """Return a back end and a server state whose tensors have shapes but no content."""
+
+    def data(real: ClientData) -> ClientData:
+        return ClientData(*(mode.from_tensor(leaf) for leaf in real))
+
+    federation = Federation(tuple(map(data, lab.federation.clients)), data(lab.federation.test), 4)
+    backend = Vectorised(lab.method, lab.federation, lab.key)
+    fake = Vectorised.__new__(Vectorised)
+    fake.__dict__ |= vars(backend)
+    fake.federation, fake.key = federation, mode.from_tensor(lab.key)
+    fake._stack, fake._data = tree_map(mode.from_tensor, backend._stack), data(backend._data)
+    return fake, tree_map(mode.from_tensor, lab.server())
+
+
+def trace(lab: Lab) -> None:
+    """Run whole rounds, one of each message structure, on tensors without content: reading one raises."""
+    for t in lab.structures().values():
+        task = Round(t, (0, 2, 3), evaluate=True)
+        Vectorised(lab.method, lab.federation, lab.key).train(lab.server(), task)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            backend, server = as_fake(mode, lab)
+            cohort = backend.train(server, task)
+            server = lab.method.aggregate(server, cohort.uploads, torch.tensor(task.participants), cohort.valid)
+            backend.view(server, task)
+
+
+def test_nothing_in_a_whole_round_is_read_back(lab: Lab) -> None:
+    trace(lab)
+
+
+def test_a_planted_read_is_found(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = type(plain_lab.method)
+    aggregate = method.aggregate
+
+    def reading(self: object, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        valid.all().item()
+        return aggregate(plain_lab.method, server, uploads, client_ids, valid)
+
+    monkeypatch.setattr(method, "aggregate", reading)
+    with pytest.raises(DataDependentOutputException):
+        trace(plain_lab)
+
+
+class Branching(nn.Module):
+    """Decides in Python what to compute, which cannot be mapped over clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(8, 3).double()
+        self.classifier = nn.Linear(3, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.hidden(x.flatten(1))
+        logits: Tensor = self.classifier(hidden.tanh() if hidden.sum() > 0 else hidden.sigmoid())
+        return logits
+
+
+def test_a_model_that_cannot_be_mapped_is_refused_with_the_reason(plain_lab: Lab) -> None:
+    old = plain_lab.method.setup
+    setup = Setup(Model(Branching(), classifier="classifier"), old.num_classes, old.rounds, old.training)
+    method = type(plain_lab.method)(setup=setup)
+    reason = Vectorised.refusal(method, plain_lab.federation)
+    assert reason is not None
+    assert "data-dependent control flow" in reason
+
+
+def test_a_model_that_can_be_mapped_is_not_refused(any_lab: Lab) -> None:
+    assert Vectorised.refusal(any_lab.method, any_lab.federation) is None
