@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
 
-demo: .venv/core  ## compare four methods on digits (s = 10): one table, about a minute on 2 cores
-	$(BIN)/fedmate run --dataset digits --method fedrep --method fedper --method fedavg --method local
+demo: .venv/core  ## compare five methods on digits (s = 10): one table, about a minute on 2 cores
+	$(BIN)/fedmate run --dataset digits --method fedmate --method fedrep --method fedper --method fedavg --method local
 
 test: lint types unit  ## everything that must pass: ruff, mypy --strict, pytest
 

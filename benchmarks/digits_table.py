@@ -19,7 +19,7 @@ from fedmate.experiment.compose import compose
 from fedmate.experiment.run import run
 from fedmate.progress import Lines
 
-METHODS = ("fedrep", "fedper", "fedavg", "local")
+METHODS = ("fedmate", "fedrep", "fedper", "fedavg", "local")
 SEEDS = (0, 1, 2)
 COLUMNS = [(test, view) for test in ("balanced", "own") for view in ("pre", "post", "global")]
 
