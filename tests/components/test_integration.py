@@ -187,3 +187,24 @@ def test_no_step_and_no_known_class_leave_the_classifier() -> None:
     nothing = (torch.zeros(CLASSES, WIDTH, dtype=torch.float64), torch.zeros(CLASSES, dtype=torch.bool))
     found = fine_tune(network, start, nothing, steps=2, learning_rate=0.5, reduction="mean")
     assert_close(found, start, rtol=0, atol=0)
+
+
+def test_unknown_classes_can_be_left_out_of_the_softmax() -> None:
+    """Then the step is the one that a classifier of the known classes alone would take; the other row stays."""
+    torch.manual_seed(0)
+    layer, smaller = nn.Linear(3, 4).double(), nn.Linear(3, 3).double()
+    classifier = {name: p.detach() for name, p in layer.named_parameters()}
+    prototypes, known = torch.randn(4, 3, dtype=torch.float64), torch.tensor([True, True, True, False])
+    model = Model(nn.Sequential(nn.Linear(2, 3).double(), layer), classifier="1")
+    tuned = fine_tune(
+        model, classifier, (prototypes, known), steps=1, learning_rate=0.3, reduction="mean", mask_unknown=True
+    )
+    with torch.no_grad():
+        for name, p in smaller.named_parameters():
+            p.copy_(classifier[name][:3])
+    loss = nn.functional.cross_entropy(smaller(prototypes[:3]), torch.arange(3))
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, p in smaller.named_parameters():
+        assert p.grad is not None
+        assert_close(tuned[name][:3], p.detach() - 0.3 * p.grad, rtol=0, atol=1e-12)
+        assert_close(tuned[name][3], classifier[name][3], rtol=0, atol=0)

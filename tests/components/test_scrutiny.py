@@ -221,13 +221,15 @@ def test_the_more_a_view_is_disturbed_the_less_it_counts() -> None:
 # -------------------- divergence
 
 
-distributions = st.lists(st.floats(0, 1), min_size=2, max_size=6).filter(lambda p: sum(p) > 1e-3)
+# The smallest numbers have a test of their own: scipy gets them wrong.
+shares = st.floats(0, 1, allow_subnormal=False)
+distributions = st.lists(shares, min_size=2, max_size=6).filter(lambda p: sum(p) > 1e-3)
 
 
 @given(data=st.data(), p=distributions)
 @settings(max_examples=150, deadline=None)
 def test_divergence_is_scipys(data: st.DataObject, p: list[float]) -> None:
-    q = data.draw(st.lists(st.floats(0, 1), min_size=len(p), max_size=len(p)).filter(lambda q: sum(q) > 1e-3))
+    q = data.draw(st.lists(shares, min_size=len(p), max_size=len(p)).filter(lambda q: sum(q) > 1e-3))
     one, other = np.array(p) / sum(p), np.array(q) / sum(q)
     forth = float(jensen_shannon(torch.from_numpy(one), torch.from_numpy(other)))
     back = float(jensen_shannon(torch.from_numpy(other), torch.from_numpy(one)))
@@ -243,7 +245,7 @@ def test_divergence_is_scipys(data: st.DataObject, p: list[float]) -> None:
 @settings(max_examples=50, deadline=None)
 def test_divergence_of_equals_is_zero(p: list[float]) -> None:
     one = torch.tensor(p, dtype=torch.float64)
-    assert jensen_shannon(one, one.clone()) == 0
+    assert float(jensen_shannon(one, one.clone())) == pytest.approx(0, abs=1e-15)
 
 
 def test_divergence_of_disjoint_distributions_is_the_logarithm_of_two() -> None:

@@ -53,6 +53,9 @@ TRAINING = Training(batch_size=3, epochs=2, learning_rate=0.1, momentum=0.5, wei
 FASTER: dict[str, object] = {"tuning_epochs": 2}
 """Options that cost time only, where a method has them."""
 
+TELLING: dict[str, object] = {"cft": "period:2"}
+"""Options set so that rounds differ in what crosses, where a method has them."""
+
 ModelName = Literal["plain", "shared", "private", "dropped"]
 
 
@@ -204,7 +207,8 @@ def _make(method_name: str, model_name: ModelName, training: Training = TRAINING
         num_classes=NUM_CLASSES,
     )
     cls = METHODS[method_name]
-    chosen = {**{name: value for name, value in FASTER.items() if name in options_of(cls)}, **options}
+    preferred = {name: value for name, value in (FASTER | TELLING).items() if name in options_of(cls)}
+    chosen = preferred | options
     setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training)
     method = cls(setup=setup, **chosen)
     prepared = replace(setup, model=method.prepare(setup.model))

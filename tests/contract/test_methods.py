@@ -255,20 +255,18 @@ def test_a_client_that_diverges_keeps_its_state(plain_lab: Lab, cause: str) -> N
 # -------------------- awkward clients
 
 
-def test_awkward_clients_leave_everything_finite(any_lab: Lab) -> None:
+def test_awkward_clients_leave_everything_finite(lab: Lab) -> None:
     """A class nobody holds, a client with one class, a client with one sample."""
-    server, clients = any_lab.server(), any_lab.clients()
-    for t in range(any_lab.method.setup.rounds):
-        trained = any_lab.train_all(server, clients, t)
+    server, clients = lab.server(), lab.clients()
+    for t in range(lab.method.setup.rounds):
+        trained = lab.train_all(server, clients, t)
         for result in trained:
             assert result.valid
             assert all_finite(result._asdict())
-        server, clients = any_lab.combine(server, trained), [result.client for result in trained]
+        server, clients = lab.combine(server, trained), [result.client for result in trained]
         assert all_finite(server)
-    for i in any_lab.everyone:
-        found = views(
-            any_lab.method, clients[i], any_lab.received(server, 3, i), any_lab.federation.clients[i], any_lab.key
-        )
+    for i in lab.everyone:
+        found = views(lab.method, clients[i], lab.received(server, 3, i), lab.federation.clients[i], lab.key)
         assert all_finite(found)
 
 

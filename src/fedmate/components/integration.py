@@ -51,6 +51,7 @@ def fine_tune(
     steps: int,
     learning_rate: float,
     reduction: Reduction,
+    mask_unknown: bool = False,
 ) -> Tree:
     """Return the classifier after some full-batch steps of plain SGD on the global prototypes (eq. 8).
 
@@ -58,16 +59,20 @@ def fine_tune(
         model: what the classifier belongs to.
         classifier: where to start.
         targets: prototypes `[classes, width]`, and which of them are known `[classes]`. Classes without a prototype are
-            no targets, but their rows stay in the softmax.
+            no targets, but their rows stay in the softmax unless `mask_unknown`.
         steps: how many.
         learning_rate: eta.
         reduction: over the classes.
+        mask_unknown: leave classes without a prototype out of the softmax.
     """
     prototypes, known = targets
+    # A large finite number: minus infinity would make NaN of the rows of unknown classes.
+    barrier = torch.where(known | (not mask_unknown), 0.0, -1e9).to(prototypes.dtype)
     optimiser = SGD(learning_rate)
 
     def loss(variables: Tree) -> tuple[Tensor, Tree]:
-        return prototype_loss(model.classify({"classifier": variables}, prototypes), known, reduction), {}
+        logits = model.classify({"classifier": variables}, prototypes) + barrier
+        return prototype_loss(logits, known, reduction), {}
 
     for _ in range(steps):
         gradients, _ = gradient(loss, classifier)

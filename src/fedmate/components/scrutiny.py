@@ -50,7 +50,7 @@ def scrutinise(
         logits: of each prototype under the previous global classifier, `[clients, classes, classes]`.
         beta: how logits become weights: `softmax` of the class's own logit over clients, the class `probability`
             normalised over clients, or the `raw` logits normalised (softmax where one of them is not positive).
-        similarity: how closeness is measured: `cosine`, or `exp_cosine` as in the authors' code.
+        similarity: how closeness is measured: `cosine` clipped at 0, or `exp_cosine` as in the authors' code.
     """
     holders = counts > 0
     size = size_view(counts, prototypes.dtype)
@@ -86,7 +86,8 @@ def verdict_view(logits: Tensor, holders: Tensor, beta: Beta) -> Tensor:
     """beta_ik: how strongly the classifier takes P_ik for class k, normalised over holders."""
     own = logits.diagonal(dim1=-2, dim2=-1)
     if beta == "probability":
-        return _normalise(logits.softmax(-1).diagonal(dim1=-2, dim2=-1), holders)
+        # As a softmax of log-probabilities: probabilities themselves may all underflow to 0.
+        return _softmax(logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1), holders)
     peaked = _softmax(own, holders)
     if beta == "softmax":
         return peaked
@@ -103,7 +104,8 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _relative_entropy(p: Tensor, m: Tensor) -> Tensor:
-    inside = p > 0
+    # Half of the smallest number rounds to 0, hence the second condition.
+    inside = (p > 0) & (m > 0)
     safe_p, safe_m = torch.where(inside, p, torch.ones_like(p)), torch.where(inside, m, torch.ones_like(m))
     return (p * (safe_p.log() - safe_m.log())).sum(0).clamp(min=0)
 

@@ -72,7 +72,7 @@ class FedMate(Method):
     cft: str = option("cft", "rounds in which the extractor travels: all, cft, half, null or period:n")
     kappa: Literal["shrink", "grow", "constant"] = option("shrink", "adversarial weight: 1 - t/T, t/T or 1")
     beta: Beta = option("softmax", "the classifier's view of prototypes: softmax, probability or raw")
-    similarity: Similarity = option("cosine", "closeness of prototypes: cosine or exp_cosine")
+    similarity: Similarity = option("cosine", "closeness of prototypes: cosine (clipped at 0) or exp_cosine")
     reduction: Reduction = option("mean", "over the classes of eq. 8: mean or sum")
     fusion_reduction: Reduction = option("mean", "over the classes of eq. 3: mean or sum (as printed)")
     classifier_start: Literal["own", "global"] = option("own", "the classifier local training starts from")
@@ -81,6 +81,7 @@ class FedMate(Method):
     discriminator_learning_rate: float = option(1e-3, "step size of both discriminators", NOT_NEGATIVE)
     integration_steps: int = option(1, "steps of prototype fine-tuning", NOT_NEGATIVE)
     integration_learning_rate: float = option(0.01, "their step size (eta)", NOT_NEGATIVE)
+    mask_unknown: bool = option(False, "leave classes without a prototype out of the softmax of eq. 8")
     own_prototypes: bool = option(False, "classes without a global prototype are centred on the client's own")
 
     def __post_init__(self) -> None:
@@ -146,6 +147,7 @@ class FedMate(Method):
                 steps=self.integration_steps,
                 learning_rate=self.integration_learning_rate,
                 reduction=self.reduction,
+                mask_unknown=self.mask_unknown,
             )
             mixed["classifier"] = where(valid.any(), tuned, server["classifier"])
         return {

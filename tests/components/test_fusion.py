@@ -1,0 +1,326 @@
+"""Complementary fusion: who moves when, in which direction, and the loss of eq. 3 written out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedmate.components.discriminators import Kind, Rows, init_discriminator, score
+from fedmate.components.fusion import FusedClassifier, Fusion, Knowledge, compare, fusion_losses, train_classifier
+from fedmate.components.integration import Reduction
+from fedmate.core import (
+    SGD,
+    Batch,
+    Model,
+    Tree,
+    all_finite,
+    client_data,
+    fold,
+    leaves,
+    make_key,
+    normal,
+    tree_map,
+    uniform,
+)
+
+CLASSES, WIDTH = 4, 3
+KNOWN = torch.tensor([True, True, True, False])
+PRESENT = torch.tensor([True, False, True, True])
+NAMES = ("prototype", "classifier")
+BOTH_BCE: dict[str, Kind] = {"prototype": "bce", "classifier": "bce"}
+OPTIMISER, RIVAL_OPTIMISER = SGD(0.1, 0.5, 0.01), SGD(0.05, 0.5, 0.01)
+WITH_CRITIC: dict[str, Kind] = {"prototype": "bce", "classifier": "wgan_gp"}
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return normal(make_key(seed), shape, torch.float64)
+
+
+def make_model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        layers = [nn.Linear(5, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Dropout(0.5), nn.Linear(WIDTH, CLASSES)]
+        return Model(nn.Sequential(*layers).double(), classifier="4")
+
+
+@dataclass
+class Scene:
+    """A client in the middle of a run; fields can be changed before it trains."""
+
+    model: Model = field(default_factory=make_model)
+    known: Tensor = field(default_factory=KNOWN.clone)
+    present: Tensor = field(default_factory=PRESENT.clone)
+    weight: float | None = 0.6
+    kappa: float = 0.75
+    kinds: dict[str, Kind] = field(default_factory=BOTH_BCE.copy)
+    reduction: Reduction = "mean"
+    optimiser: SGD = OPTIMISER
+    rival_optimiser: SGD = RIVAL_OPTIMISER
+    steps: int = 3
+
+    @property
+    def params(self) -> Tree:
+        return self.model.init_params()
+
+    @property
+    def discriminators(self) -> Tree:
+        return {name: init_discriminator(CLASSES, fold(make_key(8), name), torch.float64) for name in NAMES}
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Rows that do not exist are zeros, as the server and the client keep them."""
+        classifier = {"weight": noise(4, CLASSES, WIDTH), "bias": noise(5, CLASSES)}
+        prototypes = torch.where(self.known[:, None], noise(2, CLASSES, WIDTH), 0)
+        own = torch.where(self.present[:, None], noise(3, CLASSES, WIDTH), 0)
+        return Knowledge(prototypes, self.known, own, self.present, classifier)
+
+    @property
+    def fusion(self) -> Fusion:
+        kappa = torch.tensor(self.kappa, dtype=torch.float64)
+        return Fusion(self.weight, kappa, self.kinds, self.reduction, self.optimiser, self.rival_optimiser)
+
+    @property
+    def batches(self) -> list[Batch]:
+        found = []
+        for step in range(self.steps):
+            data = client_data(noise(20 + step, 3, 5), torch.tensor([0, 2, 3]))
+            found.append(Batch(*data, torch.arange(3), make_key(40 + step)))
+        return found
+
+    def train(self, **changes: Any) -> FusedClassifier:
+        for name, value in changes.items():
+            setattr(self, name, value)
+        with torch.no_grad():
+            return train_classifier(
+                self.model, self.params, self.discriminators, self.knowledge, self.fusion, self.batches
+            )
+
+    def rivals(self) -> Tree:
+        """The discriminators as they are carried through the steps."""
+        return {name: {"variables": d, "velocity": {}} for name, d in self.discriminators.items()}
+
+
+# -------------------- what is compared
+
+
+def test_d_pr_compares_prototypes_and_d_cl_classifiers() -> None:
+    scene = Scene()
+    k, classifier = scene.knowledge, scene.params["classifier"]
+    found = compare(scene.model, classifier, k)
+    assert set(found) == set(NAMES)
+    expected = {
+        "prototype": Rows(
+            functional.linear(k.prototypes, **classifier), functional.linear(k.own, **classifier), KNOWN & PRESENT
+        ),
+        "classifier": Rows(
+            functional.linear(k.prototypes, **k.classifier), functional.linear(k.prototypes, **classifier), KNOWN
+        ),
+    }
+    for name in NAMES:
+        assert_close(tuple(found[name]), tuple(expected[name]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
+def test_the_two_parts_of_the_loss(reduction: Reduction, kinds: dict[str, Kind]) -> None:
+    """Cross-entropy over C_i; -log D_pr over C_i where P_k is known; -log D_cl (or minus the score) over known k."""
+    scene = Scene(reduction=reduction, kinds=kinds)
+    k, classifier = scene.knowledge, scene.params["classifier"]
+    own, adversarial = fusion_losses(scene.model, classifier, scene.rivals(), k, scene.fusion)
+    held, both, known = torch.tensor([0, 2, 3]), [0, 2], [0, 1, 2]
+    logits = functional.linear(k.own, **classifier)
+    assert_close(own, functional.cross_entropy(logits[held], held, reduction=reduction))
+    first = -score(scene.discriminators["prototype"], logits[both]).sigmoid().log()
+    fooled = score(scene.discriminators["classifier"], functional.linear(k.prototypes[known], **classifier))
+    second = -fooled if kinds["classifier"] == "wgan_gp" else -fooled.sigmoid().log()
+    expected = first.mean() + second.mean() if reduction == "mean" else first.sum() + second.sum()
+    assert_close(adversarial, expected)
+
+
+# -------------------- a step by hand
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step with torch's own optimiser."""
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+
+
+@pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
+def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
+    """Plain autograd and torch's SGD: per batch a step of D_pr, one of D_cl, then one of the classifier."""
+    scene = Scene(kinds=kinds)
+    k, params = scene.knowledge, scene.params
+    head = nn.Linear(WIDTH, CLASSES).double()
+    head.load_state_dict(params["classifier"])
+    nets = {}
+    for name, tree in scene.discriminators.items():
+        nets[name] = nn.Sequential(nn.Linear(CLASSES, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0)).double()
+        layers = {"0": tree["hidden"], "2": tree["score"]}
+        nets[name].load_state_dict({f"{i}.{n}": t for i, layer in layers.items() for n, t in layer.items()})
+    optimisers = {name: torch.optim.SGD(net.parameters(), 0.05, 0.5, weight_decay=0.01) for name, net in nets.items()}
+    head_optimiser = torch.optim.SGD(head.parameters(), 0.1, 0.5, weight_decay=0.01)
+    both, known, held = [0, 2], [0, 1, 2], torch.tensor([0, 2, 3])
+    by_global = functional.linear(k.prototypes, **k.classifier)
+    bce = functional.binary_cross_entropy_with_logits
+    losses = []
+    for batch in scene.batches:
+        z, _ = scene.model.features(params, batch.x)
+        with torch.no_grad():
+            on_global, on_own = head(k.prototypes), head(k.own)
+        pr = nets["prototype"]
+        real, fake = pr(on_global[both]), pr(on_own[both])
+        loss_pr = bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))
+        cl = nets["classifier"]
+        real, fake = cl(by_global[known]), cl(on_global[known])
+        if kinds["classifier"] == "bce":
+            loss_cl = bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))
+        else:
+            share = uniform(fold(batch.key, "penalty"), (CLASSES,), torch.float64)[known, None]
+            between = (share * by_global[known] + (1 - share) * on_global[known]).requires_grad_()
+            (slopes,) = torch.autograd.grad(cl(between).sum(), between, create_graph=True)
+            loss_cl = fake.mean() - real.mean() + 10 * ((slopes.norm(dim=1) - 1) ** 2).mean()
+        for name, rival_loss in (("prototype", loss_pr), ("classifier", loss_cl)):
+            descend(optimisers[name], rival_loss)
+
+        fooled = cl(head(k.prototypes[known]))
+        second = -fooled.sigmoid().log() if kinds["classifier"] == "bce" else -fooled
+        adversarial = -pr(head(k.own[both])).sigmoid().log().mean() + second.mean()
+        own = functional.cross_entropy(head(k.own[held]), held)
+        loss = functional.cross_entropy(head(z), batch.y) + 0.6 * (own + 0.75 * adversarial)
+        descend(head_optimiser, loss)
+        losses = [loss_pr.detach(), loss_cl.detach(), adversarial.detach()]
+
+    found = scene.train()
+    assert_close(found.classifier, {n: p.detach() for n, p in head.named_parameters()}, rtol=0, atol=1e-10)
+    for name, net in nets.items():
+        trained = [p.detach() for p in net.parameters()]
+        assert_close(list(leaves(found.discriminators[name])), trained, rtol=0, atol=1e-10)
+    assert_close(found.losses, torch.stack(losses), rtol=0, atol=1e-10)
+
+
+# -------------------- who moves, and where to
+
+
+@pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_classifier_step_makes_local_look_more_global(kinds: dict[str, Kind], name: str) -> None:
+    """One small step on the adversarial loss alone, D fixed: the mean of -log D falls, D(local) rises."""
+    scene = Scene(kinds=kinds)
+    k, rivals, start = scene.knowledge, scene.rivals(), scene.params["classifier"]
+
+    def believed(classifier: Tree, only: str) -> Tensor:
+        rows = compare(scene.model, classifier, k)[only]
+        return score(rivals[only]["variables"], rows.fake)[rows.counted]
+
+    def loss(classifier: Tree) -> Tensor:
+        return fusion_losses(scene.model, classifier, rivals, k, scene.fusion)[1]
+
+    moved = tree_map(lambda p, g: p - 1e-3 * g, start, torch.func.grad(loss)(start))
+    before, after = (sum(believed(c, n).sigmoid().log().sum() for n in NAMES) for c in (start, moved))
+    assert after > before
+    assert believed(moved, name).mean() > believed(start, name).mean()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_training_on_fusion_alone_makes_local_look_more_global(reduction: Reduction) -> None:
+    """As the client does it: discriminators at rest, so large a weight that the samples hardly matter."""
+    scene = Scene(weight=1e6, kappa=1e6, reduction=reduction, optimiser=SGD(1e-15), rival_optimiser=SGD(0.0), steps=1)
+    k, found = scene.knowledge, scene.train()
+    assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)
+    probabilities = []
+    for classifier in (scene.params["classifier"], found.classifier):
+        rows = compare(scene.model, classifier, k)
+        probabilities.append(
+            sum(score(scene.discriminators[n], rows[n].fake)[rows[n].counted].sigmoid().mean() for n in NAMES)
+        )
+    assert probabilities[1] > probabilities[0]
+
+
+def test_discriminator_steps_leave_the_classifier() -> None:
+    scene = Scene(optimiser=SGD(0.0))
+    found = scene.train()
+    assert_close(found.classifier, scene.params["classifier"], rtol=0, atol=0)
+    for name in NAMES:
+        for trained, start in zip(leaves(found.discriminators[name]), leaves(scene.discriminators[name]), strict=True):
+            assert not torch.allclose(trained, start), name
+
+
+def test_classifier_steps_leave_the_discriminators() -> None:
+    scene = Scene(rival_optimiser=SGD(0.0, 0.5, 0.1))
+    found = scene.train()
+    assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)
+    assert not torch.allclose(found.classifier["weight"], scene.params["classifier"]["weight"])
+
+
+@pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
+def test_discriminators_rest_while_nothing_is_known(kinds: dict[str, Kind]) -> None:
+    """Weight decay alone must not move them; the classifier still learns its own prototypes."""
+    nothing = torch.zeros(CLASSES, dtype=torch.bool)
+    scene = Scene(known=nothing, kinds=kinds)
+    found = scene.train()
+    assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)
+    assert_close(found.losses, torch.zeros(3, dtype=torch.float64), rtol=0, atol=0)
+    without = Scene(known=nothing, kinds=kinds).train(weight=0.0)
+    assert not torch.allclose(found.classifier["weight"], without.classifier["weight"])
+
+
+def test_d_pr_rests_for_a_client_that_holds_nothing_known_while_d_cl_learns() -> None:
+    scene = Scene(known=torch.tensor([False, True, False, False]), present=PRESENT)
+    found = scene.train()
+    assert_close(found.discriminators["prototype"], scene.discriminators["prototype"], rtol=0, atol=0)
+    moved, start = (
+        found.discriminators["classifier"]["score"]["bias"],
+        scene.discriminators["classifier"]["score"]["bias"],
+    )
+    assert not torch.allclose(moved, start)
+
+
+@pytest.mark.parametrize("held", range(CLASSES))
+@pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
+def test_a_client_with_one_class(held: int, kinds: dict[str, Kind]) -> None:
+    present = torch.arange(CLASSES) == held
+    found = Scene(present=present, kinds=kinds).train()
+    assert all_finite(found._asdict())
+
+
+# -------------------- what switches do
+
+
+def test_without_fusion_only_the_samples_teach() -> None:
+    scene, plain = Scene(), Scene(weight=None)
+    fused, found = scene.train(), plain.train()
+    assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)
+    assert_close(found.losses, torch.zeros(3, dtype=torch.float64), rtol=0, atol=0)
+    assert_close(found.classifier, Scene(weight=0.0).train().classifier, rtol=0, atol=1e-15)
+    assert not torch.allclose(found.classifier["weight"], fused.classifier["weight"])
+
+
+def test_without_kappa_the_adversarial_part_is_recorded_but_not_followed() -> None:
+    """The classifier then depends on its own prototypes but not on the discriminators."""
+    scene = Scene(kappa=0.0)
+    found = scene.train()
+    assert (found.losses > 0).all()
+    other = Scene(kappa=0.0, rival_optimiser=SGD(0.9)).train()
+    assert_close(found.classifier, other.classifier, rtol=0, atol=0)
+    followed = [Scene(rival_optimiser=SGD(rate)).train().classifier["weight"] for rate in (0.05, 0.9)]
+    assert not torch.allclose(*followed)
+
+
+def test_padding_and_no_batch_change_nothing() -> None:
+    scene = Scene()
+    padding = scene.batches[0]._replace(mask=torch.zeros(3, dtype=torch.bool))
+    with torch.no_grad():
+        for batches in ([], [padding]):
+            found = train_classifier(
+                scene.model, scene.params, scene.discriminators, scene.knowledge, scene.fusion, batches
+            )
+            assert_close(found.classifier, scene.params["classifier"], rtol=0, atol=0)
+            assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)

@@ -1,0 +1,767 @@
+"""FedMate: rounds by hand, its reduction to FedRep, its ablations, and what crosses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedmate.backends.base import ClientReport, Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.components.fusion import FusedClassifier, Fusion, train_classifier
+from fedmate.core import (
+    BOOKKEEPING,
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    all_finite,
+    client_data,
+    flatten,
+    leaves,
+    make_key,
+    normal,
+    select,
+    stack,
+    tree_map,
+)
+from fedmate.experiment.ledger import Ledger
+from fedmate.methods import METHODS
+from fedmate.methods.fedmate import FedMate
+from fedmate.methods.fedrep import FedRep
+from fedmate.models.cnn import CifarCNN
+
+CLASSES = 4
+LABELS = ((0, 1, 2, 0, 1), (1, 1, 1), (0, 2, 2, 1, 0, 2))
+"""By client. The second holds one class; nobody holds class 3."""
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def samples(seed: int, labels: Iterable[int]) -> ClientData:
+    y = torch.tensor(tuple(labels))
+    return client_data(normal(make_key(seed), (len(y), 1, 8), torch.float64) + y[:, None, None] / 2, y)
+
+
+FEDERATION = Federation(
+    tuple(samples(i, labels) for i, labels in enumerate(LABELS)), samples(9, range(CLASSES)), CLASSES
+)
+
+
+def make_model(buffers: BufferPolicy = "shared") -> Model:
+    """22 numbers extract 2 features, 8 make the prototypes of 4 classes: CFT leaves out every second state."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        layers = [
+            nn.Conv1d(1, 2, 3, padding=1),
+            nn.BatchNorm1d(2),
+            nn.Tanh(),
+            nn.Dropout(0.25),
+            nn.AvgPool1d(4),
+            nn.Flatten(),
+        ]
+        return Model(
+            nn.Sequential(*layers, nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, CLASSES)).double(),
+            classifier="8",
+            buffers=buffers,
+        )
+
+
+def make(model: Model | None = None, rounds: int = 4, training: Training = TRAINING, **options: Any) -> FedMate:
+    return FedMate(setup=Setup(model or make_model(), CLASSES, rounds, training), **options)
+
+
+class Run:
+    """A method on the sequential back end, round by round."""
+
+    def __init__(self, method: Method, federation: Federation = FEDERATION, seed: int = 4) -> None:
+        """Start it."""
+        self.method, self.federation = method, federation
+        self.backend = Sequential(method, federation, make_key(seed), workers=1)
+        params = method.setup.model.init_params()
+        self.servers: list[Tree] = [method.init_server(params, len(federation.clients), make_key(seed))]
+        self.results: list[RoundResult] = []
+
+    @property
+    def clients(self) -> list[Tree]:
+        return self.backend.clients
+
+    def go(self, *participants: tuple[int, ...], evaluate: bool = False) -> Run:
+        """Run a round for each group of participants."""
+        for group in participants:
+            task = Round(len(self.results), group, evaluate)
+            self.results.append(self.backend.run_round(self.servers[-1], task))
+            self.servers.append(self.results[-1].server)
+        return self
+
+    def everybody(self, rounds: int, *, evaluate: bool = False) -> Run:
+        everyone = tuple(range(len(self.federation.clients)))
+        return self.go(*[everyone] * rounds, evaluate=evaluate)
+
+    def personal(self) -> Tree:
+        """Return the models the clients hold after the next broadcast."""
+        t, server = len(self.results), self.servers[-1]
+        downloads = [self.backend.download(server, t, torch.tensor(i)) for i in range(len(self.clients))]
+        pairs = zip(self.clients, downloads, strict=True)
+        return {str(i): self.method.personal_params(*pair) for i, pair in enumerate(pairs)}
+
+
+def differ(one: Tree, other: Tree) -> bool:
+    left, right = flatten(one), flatten(other)
+    assert left.keys() == right.keys()
+    return any(not torch.allclose(left[path], right[path], rtol=0, atol=1e-9) for path in left)
+
+
+# -------------------- by hand
+
+
+class Descent:
+    """SGD with momentum and weight decay, written out."""
+
+    def __init__(self, tensors: list[Tensor], rate: float, settings: Training) -> None:
+        """Start at rest."""
+        self.tensors, self.rate, self.settings = tensors, rate, settings
+        self.velocity = [torch.zeros_like(t) for t in tensors]
+
+    def step(self, loss: Tensor) -> None:
+        gradients = torch.autograd.grad(loss, self.tensors)
+        with torch.no_grad():
+            for t, v, g in zip(self.tensors, self.velocity, gradients, strict=True):
+                v.mul_(self.settings.momentum).add_(g + self.settings.weight_decay * t)
+                t.sub_(self.rate * v)
+
+
+def variables(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [t.clone().requires_grad_() for t in tensors]
+
+
+def probability(discriminator: list[Tensor], logits: Tensor) -> Tensor:
+    weight, bias, last, offset = discriminator
+    return torch.sigmoid((logits @ weight.T + bias).clamp(min=0) @ last[0] + offset)
+
+
+class ByHand:
+    """Algorithms 1 and 2 on a linear extractor z = A x + a and a classifier V z + v, full batches, bce.
+
+    Two clients hold classes {0, 1} and {0, 1, 2}; rates, weights and T are those of the test below.
+    """
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]], params: Tree, discriminators: list[Tree], m: FedMate) -> None:
+        """Start from the common model and each client's own discriminators."""
+        self.data, self.m, self.s = data, m, m.setup.training
+        self.theta, self.phi = list(params["extractor"].values()), list(params["classifier"].values())
+        self.heads = [[t.clone() for t in self.phi] for _ in data]
+        self.rivals = [{name: [t.clone() for t in leaves(d)] for name, d in pair.items()} for pair in discriminators]
+        self.prototypes: Tensor | None = None
+        self.views: dict[str, np.ndarray] = {}
+
+    def client(self, i: int, t: int) -> tuple[list[Tensor], Tensor]:
+        """Train client i; return its extractor and its prototypes."""
+        (x, y), m = self.data[i], self.m
+        held = torch.tensor(sorted(set(y.tolist())))
+
+        def means(theta: list[Tensor]) -> Tensor:
+            return torch.stack([(x[y == k] @ theta[0].T + theta[1]).mean(0) for k in held])
+
+        theta, head = variables(self.theta), variables(self.heads[i])
+        rivals = {name: variables(tensors) for name, tensors in self.rivals[i].items()}
+        own, z = means(theta).detach(), (x @ theta[0].T + theta[1]).detach()
+        kappa = 1 - t / m.setup.rounds
+        steps = {name: Descent(r, m.discriminator_learning_rate, self.s) for name, r in rivals.items()}
+        descent = Descent(head, m.classifier_learning_rate, self.s)
+
+        def logits(features: Tensor) -> Tensor:
+            return features @ head[0].T + head[1]
+
+        for _ in range(m.classifier_epochs):
+            adversarial = torch.zeros((), dtype=torch.float64)
+            if self.prototypes is not None:
+                whole, shared = self.prototypes, self.prototypes[held]
+                with torch.no_grad():
+                    truth = whole @ self.phi[0].T + self.phi[1]
+                    seen, mine, imitated = logits(shared), logits(own), logits(whole)
+                pr, cl = rivals["prototype"], rivals["classifier"]
+                steps["prototype"].step(-(probability(pr, seen).log() + (1 - probability(pr, mine)).log()).mean())
+                steps["classifier"].step(-(probability(cl, truth).log() + (1 - probability(cl, imitated)).log()).mean())
+                adversarial = -probability(pr, logits(own)).log().mean() - probability(cl, logits(whole)).log().mean()
+            proto = (logits(own).logsumexp(1) - logits(own)[range(len(held)), held]).mean()
+            plain = (logits(z).logsumexp(1) - logits(z)[range(len(y)), y]).mean()
+            descent.step(plain + m.fusion_weight * (proto + kappa * adversarial))
+
+        descent = Descent(theta, self.s.learning_rate, self.s)
+        for _ in range(self.s.epochs):
+            z = x @ theta[0].T + theta[1]
+            loss = (logits(z).logsumexp(1) - logits(z)[range(len(y)), y]).mean()
+            if self.prototypes is not None:
+                loss = loss + m.centre_weight * ((z - self.prototypes[y]) ** 2).sum() / z.numel()
+            descent.step(loss)
+        self.heads[i] = [t.detach() for t in head]
+        self.rivals[i] = {name: [t.detach() for t in r] for name, r in rivals.items()}
+        return [t.detach() for t in theta], means(theta).detach()
+
+    def round(self, t: int) -> None:
+        trained = [self.client(i, t) for i in range(len(self.data))]
+        counts = np.array([[int((y == k).sum()) for k in range(3)] for _, y in self.data])
+        sizes = counts.sum(1) / counts.sum()
+        self.theta = [sum(float(sizes[i]) * trained[i][0][n] for i in range(2)) for n in range(2)]
+
+        # Class 2 has one holder, the others two; rows of own prototypes are in the order of the classes held.
+        rows, heads = [], [torch.zeros_like(t) for t in self.phi]
+        weights = np.zeros((2, 3))
+        for k in range(3):
+            holders = [i for i in range(2) if counts[i, k]]
+            sent = np.stack([trained[i][1][k].numpy() for i in holders])
+            alpha = counts[holders, k] / counts[holders, k].sum()
+            centre = sent.mean(0)
+            cosines = sent @ centre / np.linalg.norm(sent, axis=1) / np.linalg.norm(centre)
+            closeness = np.maximum(cosines, 0) + 1e-12
+            confidence = np.exp(sent @ self.phi[0][k].numpy() + float(self.phi[1][k]))
+            views = [alpha, closeness / closeness.sum(), confidence / confidence.sum()]
+            sums = np.array([sum(jensenshannon(p, q) ** 2 for q in views if q is not p) for p in views])
+            mixing = np.exp(-np.nan_to_num(sums)) / np.exp(-np.nan_to_num(sums)).sum()
+            final = sum(w * view for w, view in zip(mixing, views, strict=True))
+            weights[holders, k] = final
+            rows.append(torch.from_numpy(final @ sent))
+            for n in range(2):
+                heads[n][k] = sum(float(a) * self.heads[i][n][k] for a, i in zip(alpha, holders, strict=True))
+        self.prototypes, self.views = torch.stack(rows), {"weights": weights}
+        phi = variables(heads)
+        logits = self.prototypes @ phi[0].T + phi[1]
+        loss = (logits.logsumexp(1) - logits.diagonal()).mean()
+        gradients = torch.autograd.grad(loss, phi)
+        pairs = zip(phi, gradients, strict=True)
+        self.phi = [(p - self.m.integration_learning_rate * g).detach() for p, g in pairs]
+
+
+def test_three_rounds_by_hand() -> None:
+    """Round 0 without prototypes, round 1 with everything, round 2 with discriminators that have learned."""
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        model = Model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)).double(), classifier="1")
+    settings = Training(batch_size=9, epochs=2, learning_rate=0.1, momentum=0.6, weight_decay=0.05)
+    method = FedMate(
+        setup=Setup(model, 3, 4, settings),
+        classifier_epochs=2,
+        classifier_learning_rate=0.3,
+        discriminator_learning_rate=0.2,
+        integration_learning_rate=0.5,
+        cft="all",
+    )
+    labels = ([0, 0, 1], [0, 1, 1, 2, 1])
+    data = [(normal(make_key(i), (len(y), 2), torch.float64) + 0.5, torch.tensor(y)) for i, y in enumerate(labels)]
+    federation = Federation(tuple(client_data(*pair) for pair in data), client_data(*data[1]), 3)
+    run = Run(method, federation)
+    discriminators = [client["discriminators"] for client in run.clients]
+    hand = ByHand(data, model.init_params(), discriminators, method)
+    starts = [list(leaves(pair)) for pair in discriminators]
+    for t in range(3):
+        run.everybody(1)
+        hand.round(t)
+        server = run.servers[-1]
+        assert hand.prototypes is not None
+        assert_close(list(leaves(server["extractor"])), hand.theta, rtol=0, atol=1e-10)
+        assert_close(list(leaves(server["classifier"])), hand.phi, rtol=0, atol=1e-10)
+        assert_close(server["prototypes"], hand.prototypes, rtol=0, atol=1e-10)
+        assert_close(server["diagnostics"]["weights"], torch.from_numpy(hand.views["weights"]), rtol=0, atol=1e-10)
+        for client, head, rivals, start in zip(run.clients, hand.heads, hand.rivals, starts, strict=True):
+            assert_close(list(leaves(client["classifier"])), head, rtol=0, atol=1e-10)
+            for name, expected in rivals.items():
+                assert_close(list(leaves(client["discriminators"][name])), expected, rtol=0, atol=1e-10)
+            moved = [not torch.equal(*pair) for pair in zip(leaves(client["discriminators"]), start, strict=True)]
+            assert any(moved) == all(moved) == (t > 0)
+
+
+# -------------------- reduction
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fusion_weight": 0.0},
+        {"ccf": False},
+        {"fusion_weight": 0.0, "discriminator": "wgan_gp", "fusion_reduction": "sum", "kappa": "grow"},
+        {"ccf": False, "mps": False, "cci": False},
+    ],
+)
+def test_with_every_weight_0_it_is_fedrep(buffers: BufferPolicy, options: dict[str, Any]) -> None:
+    model = make_model(buffers)
+    ours = make(model, centre_weight=0.0, cft="all", classifier_learning_rate=0.07, classifier_epochs=2, **options)
+    theirs = FedRep(setup=ours.setup, classifier_learning_rate=0.07, classifier_epochs=2)
+    groups = ((0, 1, 2), (0, 2), (0, 1, 2))
+    one, other = Run(ours).go(*groups, evaluate=True), Run(theirs).go(*groups, evaluate=True)
+    assert differ(one.personal(), {str(i): model.init_params() for i in range(3)})
+    assert_close(one.personal(), other.personal(), rtol=0, atol=1e-12)
+    for mine, its in zip(one.servers, other.servers, strict=True):
+        assert_close(select(mine, its), its, rtol=0, atol=1e-12)
+    for found, expected in zip(one.results, other.results, strict=True):
+        for view in ("pre", "post"):
+            assert_close(found.views[view], expected.views[view], rtol=0, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{"centre_weight": 0.8}, {"fusion_weight": 0.6}, {"cft": "period:2"}])
+def test_with_one_weight_it_is_not_fedrep(options: dict[str, Any]) -> None:
+    ours = make(**{"centre_weight": 0.0, "fusion_weight": 0.0, "cft": "all", **options})
+    theirs = FedRep(setup=ours.setup, classifier_learning_rate=0.1)
+    assert differ(Run(ours).everybody(3).personal(), Run(theirs).everybody(3).personal())
+
+
+# -------------------- ablations
+
+
+OFF: dict[str, Any] = {"mps": False, "cci": False, "ccf": False, "centre_weight": 0.0, "cft": "all"}
+MPS: dict[str, Any] = {"mps": True, "centre_weight": 0.8}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "backbone": OFF,
+    "CFT": {**OFF, "cft": "cft"},
+    "MPS": {**OFF, **MPS},
+    "CCI": {**OFF, "cci": True, "classifier_start": "global"},
+    "CCF": {**OFF, "ccf": True},
+    "MPS + CFT": {**OFF, **MPS, "cft": "cft"},
+    "CCI + CCF": {**OFF, "cci": True, "ccf": True},
+    "FedMate": {},
+}
+"""The rows of the paper's ablation tables."""
+
+
+def test_every_ablation_is_a_configuration_of_its_own() -> None:
+    ends = {name: Run(make(rounds=5, **options)).everybody(4).personal() for name, options in ABLATIONS.items()}
+    for end in ends.values():
+        assert all_finite(end)
+    for one, other in combinations(ends, 2):
+        assert differ(ends[one], ends[other]), (one, other)
+    theirs = FedRep(setup=make(rounds=5).setup, classifier_learning_rate=0.1)
+    assert_close(ends["backbone"], Run(theirs).everybody(4).personal(), rtol=0, atol=1e-12)
+
+
+def test_without_mps_prototypes_are_averaged_by_class_counts() -> None:
+    run = Run(make(mps=False)).everybody(1)
+    sent, counts = run.results[0].diagnostics["clients"]["prototypes"], torch.tensor([[2, 2, 1], [0, 3, 0], [2, 1, 3]])
+    expected = torch.stack([(counts[:, k, None] * sent[:, k]).sum(0) / counts[:, k].sum() for k in range(3)])
+    assert_close(run.servers[-1]["prototypes"][:3], expected)
+    assert differ(run.servers[-1], Run(make()).everybody(1).servers[-1])
+
+
+def test_without_cci_classifiers_are_averaged_by_size() -> None:
+    run = Run(make(cci=False)).everybody(1)
+    for name, found in run.servers[-1]["classifier"].items():
+        sizes = (5, 3, 6)
+        expected = sum(n / 14 * client["classifier"][name] for n, client in zip(sizes, run.clients, strict=True))
+        assert_close(found, expected)
+
+
+# -------------------- options
+
+
+@pytest.mark.parametrize(
+    ("kappa", "expected"),
+    [("shrink", [1.0, 0.75, 0.5, 0.25]), ("grow", [0.0, 0.25, 0.5, 0.75]), ("constant", [1.0, 1.0, 1.0, 1.0])],
+)
+def test_kappa_by_round_and_what_the_critic_replaces(
+    kappa: str, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, kinds = [], []
+
+    def spy(*arguments: Any) -> FusedClassifier:
+        fusion = next(a for a in arguments if isinstance(a, Fusion))
+        found.append(float(fusion.kappa))
+        kinds.append(fusion.kinds)
+        return train_classifier(*arguments)
+
+    monkeypatch.setattr("fedmate.methods.fedmate.train_classifier", spy)
+    Run(make(rounds=4, kappa=kappa, discriminator="wgan_gp")).go((0,), (1,), (0,), (2,))
+    assert found == expected
+    assert kinds == [{"prototype": "bce", "classifier": "wgan_gp"}] * 4
+
+
+@pytest.mark.parametrize("start", ["own", "global"])
+def test_the_classifier_local_training_starts_from(start: str) -> None:
+    """At rate 0 the client's classifier stays what training starts from; what it holds is always its own."""
+    method = make(classifier_start=start)
+    run = Run(method).everybody(1)
+    server, before = run.servers[-1], run.clients[0]
+    download = method.download(server, torch.tensor(0))
+    assert differ(before["classifier"], server["classifier"])
+    held = method.personal_params(before, download)
+    assert_close(held["classifier"], before["classifier"], rtol=0, atol=0)
+    assert_close(held["extractor"], server["extractor"], rtol=0, atol=0)
+    frozen = make(classifier_start=start, classifier_learning_rate=0.0)
+    result = frozen.local_update(before, download, FEDERATION.clients[0], make_key(3))
+    expected = server["classifier"] if start == "global" else before["classifier"]
+    assert_close(result.params["classifier"], expected, rtol=0, atol=0)
+    assert_close(result.client["classifier"], expected, rtol=0, atol=0)
+
+
+def test_alternating_is_a_pass_of_each_in_turn() -> None:
+    """Two epochs in turn are one epoch twice, fusion being constant but for the prototypes of the round's start."""
+    quick = Training(batch_size=9, epochs=1, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+    double = Training(batch_size=9, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Model(
+            nn.Sequential(nn.Flatten(), nn.Linear(8, 2), nn.Tanh(), nn.Linear(2, CLASSES)).double(), classifier="3"
+        )
+    once, twice = make(model, training=quick, ccf=False), make(model, training=double, ccf=False, alternate=True)
+    params = model.init_params()
+    client, server = twice.init_client(params, make_key(0)), twice.init_server(params, 1, make_key(0))
+    download, data = twice.download(server, torch.tensor(0)), FEDERATION.clients[0]
+    expected = once.local_update(client, download, data, make_key(1))
+    expected = once.local_update(expected.client, select(download, set(download) - {"extractor"}), data, make_key(2))
+    found = twice.local_update(client, download, data, make_key(3))
+    assert_close(found.params, expected.params, rtol=0, atol=1e-12)
+
+
+def test_presets_and_defaults() -> None:
+    assert METHODS["fedmate"] is FedMate
+    assert FedMate.presets == {
+        "authors": {"classifier_learning_rate": 0.1},
+        "tuned": {"classifier_learning_rate": 0.02},
+    }
+    assert FedMate.headline == "pre"
+    options = {name: value for name, value in vars(make()).items() if name != "setup"}
+    assert options == {
+        "mask_unknown": False,
+        "classifier_epochs": 1,
+        "classifier_learning_rate": 0.1,
+        "centre_weight": 0.8,
+        "fusion_weight": 0.6,
+        "mps": True,
+        "cci": True,
+        "ccf": True,
+        "cft": "cft",
+        "kappa": "shrink",
+        "beta": "softmax",
+        "similarity": "cosine",
+        "reduction": "mean",
+        "fusion_reduction": "mean",
+        "classifier_start": "own",
+        "alternate": False,
+        "discriminator": "bce",
+        "discriminator_learning_rate": 1e-3,
+        "integration_steps": 1,
+        "integration_learning_rate": 0.01,
+        "own_prototypes": False,
+    }
+
+
+def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
+    """In round 0 nothing is known: the centre loss is off, unless the client centres on itself."""
+    plain = [Run(make(centre_weight=weight)).everybody(1).personal() for weight in (0.0, 0.8)]
+    assert_close(*plain, rtol=0, atol=0)
+    own = [Run(make(centre_weight=weight, own_prototypes=True)).everybody(1).personal() for weight in (0.0, 0.8)]
+    assert_close(own[0], plain[0], rtol=0, atol=0)
+    assert differ(own[1], plain[0])
+
+
+# -------------------- round 0 and awkward clients
+
+
+def test_round_0_teaches_the_classifier_its_own_prototypes_and_nothing_adversarial() -> None:
+    """kappa and D_cl's kind do not matter yet, lambda_c does; the extractor is trained by cross-entropy."""
+    variants: list[dict[str, Any]] = [{}, {"kappa": "grow"}, {"discriminator": "wgan_gp"}]
+    runs = [Run(make(**options)).everybody(1) for options in variants]
+    for other in runs[1:]:
+        assert_close(other.personal(), runs[0].personal(), rtol=0, atol=0)
+    assert differ(Run(make(fusion_weight=0.0)).everybody(1).personal(), runs[0].personal())
+    assert (runs[0].results[0].diagnostics["clients"]["losses"] == 0).all()
+    assert differ(runs[0].servers[1]["extractor"], runs[0].servers[0]["extractor"])
+    for before, after in zip(Run(make()).clients, runs[0].clients, strict=True):
+        assert_close(after["discriminators"], before["discriminators"], rtol=0, atol=0)
+    later = runs[0].everybody(1)
+    assert (later.results[1].diagnostics["clients"]["losses"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beta": "probability", "similarity": "exp_cosine", "discriminator": "wgan_gp"},
+        {"beta": "raw", "reduction": "sum", "own_prototypes": True, "classifier_start": "global"},
+        {"cci": False, "mps": False, "alternate": True},
+    ],
+)
+def test_a_class_nobody_holds_and_a_client_with_one_class(options: dict[str, Any]) -> None:
+    run = Run(make(**options)).everybody(4, evaluate=True)
+    for t, server in enumerate(run.servers):
+        assert server["known"].tolist() == ([True, True, True, False] if t else [False] * 4)
+        assert (server["prototypes"][3] == 0).all()
+        assert all_finite(server)
+    for result in run.results:
+        assert all(report.valid for report in result.reports)
+        assert all_finite(result.diagnostics)
+    assert all_finite(stack(run.clients))
+    only = run.servers[1]["diagnostics"]
+    for name in ("size", "closeness", "verdict", "weights"):
+        assert (only[name][1, [0, 2, 3]] == 0).all()
+        assert_close(only[name].sum(0), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64))
+
+
+def test_the_row_of_a_class_nobody_holds_is_the_old_one() -> None:
+    run = Run(make(integration_steps=0)).everybody(2)
+    for name, start in run.servers[0]["classifier"].items():
+        assert_close(run.servers[-1]["classifier"][name][3], start[3], rtol=0, atol=0)
+        assert not torch.allclose(run.servers[-1]["classifier"][name][:3], start[:3])
+
+
+def test_a_federation_in_which_everybody_holds_one_class() -> None:
+    clients = tuple(samples(i, [i] * (i + 1)) for i in range(3))
+    run = Run(make(integration_steps=0), Federation(clients, FEDERATION.test, CLASSES)).everybody(3)
+    assert all_finite(run.servers[-1])
+    sent = run.results[-1].diagnostics["clients"]["prototypes"]
+    for k in range(3):
+        assert_close(run.servers[-1]["prototypes"][k], sent[k, k])
+        for name, tensor in run.servers[-1]["classifier"].items():
+            assert_close(tensor[k], run.clients[k]["classifier"][name][k])
+
+
+# -------------------- aggregation
+
+
+def test_aggregation_leaves_out_whoever_is_not_valid_whatever_was_sent() -> None:
+    method = make(cft="all")
+    run = Run(method).everybody(1)
+    server = run.servers[-1]
+    uploads = [
+        method.local_update(
+            run.clients[i], method.download(server, torch.tensor(i)), FEDERATION.clients[i], make_key(i)
+        ).upload
+        for i in range(3)
+    ]
+    uploads = [select(upload, method.wire(1).up) for upload in uploads]
+    broken = {**tree_map(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, uploads[1])}
+    ids, valid = torch.tensor([0, 1, 2]), torch.tensor([True, False, True])
+    found = method.aggregate(server, stack([uploads[0], broken, uploads[2]]), ids, valid)
+    expected = method.aggregate(server, stack([uploads[0], uploads[2]]), ids[[0, 2]], valid[[0, 2]])
+    assert all_finite(found)
+    assert_close(found, expected, rtol=0, atol=1e-12)
+    assert differ(found, method.aggregate(server, stack(uploads), ids, torch.ones(3, dtype=torch.bool)))
+
+
+def test_rows_of_classes_a_valid_client_does_not_hold_may_hold_anything() -> None:
+    method = make(cft="all")
+    run = Run(method).everybody(1)
+    server, ids, valid = run.servers[-1], torch.tensor([0, 1]), torch.tensor([True, True])
+    results = [
+        method.local_update(
+            run.clients[i], method.download(server, torch.tensor(i)), FEDERATION.clients[i], make_key(i)
+        )
+        for i in range(2)
+    ]
+    uploads = stack([select(result.upload, method.wire(1).up) for result in results])
+    clean = method.aggregate(server, uploads, ids, valid)
+    prototypes = uploads["prototypes"].clone()
+    prototypes[1, [0, 2, 3]] = torch.nan
+    assert_close(method.aggregate(server, {**uploads, "prototypes": prototypes}, ids, valid), clean, rtol=0, atol=0)
+
+
+def test_nobody_valid_leaves_everything_but_the_round() -> None:
+    method = make(cft="all")
+    run = Run(method).everybody(1)
+    server = run.servers[-1]
+    result = method.local_update(
+        run.clients[0], method.download(server, torch.tensor(0)), FEDERATION.clients[0], make_key(0)
+    )
+    broken = tree_map(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, result.upload)
+    uploads = stack([select(broken, method.wire(1).up)])
+    after = method.aggregate(server, uploads, torch.tensor([0]), torch.tensor([False]))
+    kept = ("extractor", "classifier", "buffers", "prototypes", "known")
+    assert_close(select(after, kept), select(server, kept), rtol=0, atol=0)
+    assert after["round"] == server["round"] + 1
+    assert all_finite(after)
+
+
+def test_the_verdict_is_the_previous_global_classifiers() -> None:
+    """What clients send as classifiers changes the integrated one, and neither the views nor the prototypes."""
+    method = make(cft="all")
+    run = Run(method).everybody(1)
+    server, ids, valid = run.servers[-1], torch.tensor([0]), torch.tensor([True])
+    result = method.local_update(run.clients[0], method.download(server, ids[0]), FEDERATION.clients[0], make_key(0))
+    upload = select(result.upload, method.wire(1).up)
+    two = stack([upload, {**upload, "prototypes": upload["prototypes"] + 0.5}])
+    shifted = {**two, "classifier": tree_map(lambda t: t * 3 + 1, two["classifier"])}
+    both = [method.aggregate(server, sent, torch.tensor([0, 2]), valid.expand(2)) for sent in (two, shifted)]
+    assert_close(both[0]["diagnostics"], both[1]["diagnostics"], rtol=0, atol=0)
+    assert_close(both[0]["prototypes"], both[1]["prototypes"], rtol=0, atol=0)
+    assert differ(both[0]["classifier"], both[1]["classifier"])
+    logits = functional.linear(two["prototypes"][:, 0], **server["classifier"])[:, 0]
+    assert_close(both[0]["diagnostics"]["verdict"][[0, 2], 0], logits.softmax(0))
+
+
+# -------------------- partial participation
+
+
+def test_partial_participation() -> None:
+    """Round 1 belongs to the client that holds class 1 alone: everything else stays known and as it was."""
+    run = Run(make(integration_steps=0, cft="all")).everybody(1)
+    before = [tree_map(torch.clone, client) for client in run.clients]
+    run.go((1,))
+    old, new = run.servers[1], run.servers[2]
+    others = [0, 2, 3]
+    assert new["known"].tolist() == old["known"].tolist() == [True, True, True, False]
+    assert_close(new["prototypes"][others], old["prototypes"][others], rtol=0, atol=0)
+    assert_close(new["prototypes"][1], run.results[1].diagnostics["clients"]["prototypes"][0, 1], rtol=0, atol=1e-12)
+    for name, tensor in new["classifier"].items():
+        assert_close(tensor[others], old["classifier"][name][others], rtol=0, atol=0)
+        assert_close(tensor[1], run.clients[1]["classifier"][name][1], rtol=0, atol=0)
+    assert_close(new["extractor"], run.clients[1]["extractor"], rtol=0, atol=1e-15)
+    for i in (0, 2):
+        assert_close(run.clients[i], before[i], rtol=0, atol=0)
+    assert differ(run.clients[1], before[1])
+    assert len(run.results[1].reports) == 1
+
+
+def test_a_class_first_held_later_becomes_known_later() -> None:
+    run = Run(make()).go((1,), (0, 2))
+    assert run.servers[1]["known"].tolist() == [False, True, False, False]
+    assert (run.servers[1]["prototypes"][[0, 2, 3]] == 0).all()
+    assert run.servers[2]["known"].tolist() == [True, True, True, False]
+    assert all_finite(run.servers[2])
+
+
+# -------------------- what crosses
+
+
+def numbers(report: ClientReport, direction: str) -> tuple[int, int]:
+    """Return how many float32 numbers crossed, and how many bytes of bookkeeping."""
+    items = dict(report.down if direction == "down" else report.up)
+    bookkeeping = items.pop("bookkeeping")
+    return sum(items.values()) // 4, bookkeeping
+
+
+def test_the_ledger_of_the_cifar_network() -> None:
+    """A state of Q costs 108,970 numbers each way, another 2,570; counts, flags and the round are listed apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Model(CifarCNN().build((3, 32, 32), 10), classifier="classifier")
+    quick = Training(batch_size=4, epochs=1)
+    data = client_data(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 7]))
+    method = FedMate(setup=Setup(model, 10, 4, quick), cft="period:2")
+    run = Run(method, Federation((data,), data, 10)).everybody(4)
+    reports = [result.reports[0] for result in run.results]
+    assert [numbers(report, "up") for report in reports] == [(108_970, 80), (2_570, 80), (108_970, 80), (2_570, 80)]
+    assert [numbers(report, "down") for report in reports] == [(108_970, 18), (108_970, 18), (2_570, 18), (108_970, 18)]
+    assert reports[0].up == {"extractor": 425_600, "classifier": 5_160, "prototypes": 5_120, "bookkeeping": 80}
+    assert set(reports[1].up) == {"classifier", "prototypes", "bookkeeping"}
+
+
+def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
+    """period:2 leaves out state 2: no upload in round 1, no download in round 2, everybody goes on with its own."""
+    method = make(rounds=4, cft="period:2")
+    run, ledger = Run(method), Ledger(method, 4)
+    size, statistics = 8 * method.setup.model.extractor_size, 8 * 4
+    rows = []
+    for t in range(4):
+        own = [client["extractor"] for client in run.clients]
+        held = [params["extractor"] for params in run.personal().values()]
+        run.everybody(1)
+        rows.append([ledger.enter(report) for report in run.results[-1].reports])
+        for mine, theirs in zip(held, own, strict=True):
+            assert_close(mine, theirs if t == 2 else run.servers[t]["extractor"], rtol=0, atol=0)
+        assert differ(run.servers[t + 1]["extractor"], run.servers[t]["extractor"]) == (t in (0, 2))
+        assert differ({"": own[0]}, {"": run.clients[0]["extractor"]})
+    for item, expected in (("extractor", size), ("buffers", statistics)):
+        assert [{row[f"up_{item}"] for row in round_} for round_ in rows] == [{expected}, {0}, {expected}, {0}]
+        assert [{row[f"down_{item}"] for row in round_} for round_ in rows] == [{expected}, {expected}, {0}, {expected}]
+        assert (ledger.up[item], ledger.down[item]) == (3 * 2 * expected, 3 * 3 * expected)
+    prototypes, classifier = 8 * CLASSES * 2, 8 * (CLASSES * 2 + CLASSES)
+    assert ledger.up["prototypes"] == ledger.down["prototypes"] == 4 * 3 * prototypes
+    assert ledger.up["classifier"] == ledger.down["classifier"] == 4 * 3 * classifier
+    assert ledger.up["bookkeeping"] == 4 * 3 * 8 * CLASSES
+    assert ledger.down["bookkeeping"] == 4 * 3 * (CLASSES + 8)
+
+
+def test_a_skipped_round_is_trained_from_the_clients_own_extractor() -> None:
+    """In round 2 the server's extractor cannot matter, for it does not arrive."""
+    ends = []
+    for factor in (1.0, 5.0):
+        run = Run(make(rounds=4, cft="period:2")).everybody(2)
+        server = run.servers[-1]
+        run.servers.append({**server, "extractor": tree_map(lambda t, f=factor: f * t, server["extractor"])})
+        run.everybody(1)
+        ends.append(stack(run.clients))
+    assert_close(ends[0], ends[1], rtol=0, atol=0)
+
+
+def test_null_never_mixes_extractors_after_the_start() -> None:
+    run = Run(make(cft="null")).everybody(3)
+    assert_close(run.servers[-1]["extractor"], run.servers[0]["extractor"], rtol=0, atol=0)
+    assert [("extractor" in result.reports[0].down, "extractor" in result.reports[0].up) for result in run.results] == [
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
+
+
+def test_messages_hold_what_is_announced_and_no_diagnostics() -> None:
+    method = make(cft="all")
+    run = Run(method).everybody(2)
+    download = method.download(run.servers[-1], torch.tensor(0))
+    assert (
+        set(download) == {"extractor", "buffers", "classifier", "prototypes", "known", "round"} == method.wire(1).down
+    )
+    newcomer = method.download(run.servers[-1], torch.tensor(-1))
+    assert_close(newcomer, download, rtol=0, atol=0)
+    result = method.local_update(run.clients[0], download, FEDERATION.clients[0], make_key(0))
+    assert set(result.upload) == method.wire(1).up
+    for report in run.results[-1].reports:
+        for items in (report.down, report.up):
+            assert set(items) == {"extractor", "buffers", "classifier", "prototypes", "bookkeeping"}
+    assert {"known", "round", "class_counts"} <= BOOKKEEPING
+
+
+# -------------------- diagnostics and views
+
+
+def test_diagnostics_are_by_client_id_with_zeros_for_those_who_stayed_away() -> None:
+    run = Run(make()).everybody(1).go((0, 2))
+    for result in run.results:
+        found = result.diagnostics["server"]
+        for name in ("size", "closeness", "verdict", "weights"):
+            assert found[name].shape == (3, CLASSES)
+        assert found["divergence"].shape == found["mixing"].shape == (3, CLASSES)
+        assert set(found) == {"size", "closeness", "verdict", "weights", "divergence", "mixing"}
+    first, second = (result.diagnostics["server"] for result in run.results)
+    assert_close(first["size"][:, 1], torch.tensor([2 / 6, 3 / 6, 1 / 6], dtype=torch.float64))
+    assert_close(second["size"][:, 1], torch.tensor([2 / 3, 0.0, 1 / 3], dtype=torch.float64))
+    for name in ("size", "closeness", "verdict", "weights"):
+        assert (second[name][1] == 0).all()
+        assert (second[name][[0, 2]] > 0)[:, :3].all()
+    assert ((second["divergence"] >= 0) & (second["divergence"] <= 2 * math.log(2))).all()
+    assert_close(second["mixing"].sum(0), torch.ones(CLASSES, dtype=torch.float64))
+    clients = run.results[1].diagnostics["clients"]
+    assert {name: tensor.shape for name, tensor in clients.items()} == {"losses": (2, 3), "prototypes": (2, CLASSES, 2)}
+    weights = second["weights"][[0, 2], :3, None]
+    assert_close(run.servers[-1]["prototypes"][:3], (weights * clients["prototypes"][:, :3]).sum(0))
+
+
+def test_views() -> None:
+    run = Run(make(), seed=1).everybody(2, evaluate=True)
+    assert set(run.results[-1].views) == {"pre", "post", "global"}
+    server = run.servers[-1]
+    found = run.method.global_params(server)
+    assert found is not None
+    assert set(found) == {"extractor", "classifier", "buffers"}
+    assert_close(found, select(server, found), rtol=0, atol=0)
+
+
+def test_discriminators_belong_to_a_client() -> None:
+    run = Run(make())
+    first, second = (client["discriminators"] for client in run.clients[:2])
+    for one, other in zip(leaves(first), leaves(second), strict=True):
+        assert not torch.equal(one, other)
+    for one, other in zip(leaves(first["prototype"]), leaves(first["classifier"]), strict=True):
+        assert not torch.equal(one, other)
+    for client in run.clients:
+        assert_close(select(client, ("extractor", "classifier", "buffers")), run.method.setup.model.init_params())

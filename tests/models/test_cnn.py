@@ -1,0 +1,123 @@
+"""The paper's networks: exactly these layers, this many parameters, this wide."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fedmate.core import Model
+from fedmate.errors import UserError
+from fedmate.models import MODELS
+
+
+class Network(NamedTuple):
+    """What the specification says of a network.
+
+    Attributes:
+        shape, classes: what it reads and answers.
+        layers: parameters of each layer, in order, the classifier last.
+        paddings: of its convolutions.
+        extractor, total, width: its size and the length of its feature vector.
+        slope: of its activation for negative numbers.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    layers: list[int]
+    paddings: list[int]
+    extractor: int
+    total: int
+    width: int
+    slope: float = 0.01
+
+
+NETWORKS = {
+    "cifar_cnn": Network((3, 32, 32), 10, [1_216, 12_832, 18_496, 73_856, 1_290], [0, 1, 1], 106_400, 107_690, 128),
+    "emnist_cnn": Network((1, 28, 28), 62, [416, 12_832, 102_528, 7_998], [0, 1], 115_776, 123_774, 128),
+    "cifar100_cnn": Network(
+        (3, 32, 32),
+        100,
+        [896, 18_496, 73_856, 295_168, 1_049_600, 102_500],
+        [1, 1, 1, 1],
+        1_438_016,
+        1_540_516,
+        1024,
+        0.0,
+    ),
+    "animals_cnn": Network((3, 32, 32), 10, [448, 4_640, 18_496, 131_200, 1_290], [1, 1, 1], 154_784, 156_074, 128),
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def build(name: str, shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return MODELS[name]().build(shape, classes)
+
+
+@every_network
+def test_number_of_parameters(name: str) -> None:
+    network = NETWORKS[name]
+    module = build(name, network.shape, network.classes)
+    layers: dict[str, int] = {}
+    for parameter, tensor in module.named_parameters():
+        layer = parameter.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + tensor.numel()
+    assert list(layers.values()) == network.layers
+    model = Model(module, classifier=MODELS[name]().classifier)
+    assert model.extractor_size == network.extractor
+    assert model.num_parameters == network.total
+
+
+def test_emnist_cnn_for_ten_classes() -> None:
+    assert sum(p.numel() for p in build("emnist_cnn", (1, 28, 28), 10).parameters()) == 117_066
+
+
+@every_network
+def test_features_and_logits(name: str) -> None:
+    """Layer by layer with torch's functions: pools 2 x 2, an activation after each layer but the last."""
+    network = NETWORKS[name]
+    module = build(name, network.shape, network.classes)
+    model = Model(module, classifier=MODELS[name]().classifier)
+    x = torch.randn(2, *network.shape, generator=torch.Generator().manual_seed(1))
+    tensors = list(module.parameters())
+    z = x
+    for padding, weight, bias in zip(network.paddings, tensors[::2], tensors[1::2], strict=False):
+        z = functional.conv2d(z, weight, bias, padding=padding)
+        z = functional.max_pool2d(functional.leaky_relu(z, network.slope), 2, stride=2)
+    z = functional.leaky_relu(functional.linear(z.flatten(1), *tensors[-4:-2]), network.slope)
+    params = model.init_params()
+    features, buffers = model.features(params, x)
+    assert features.shape == (2, network.width)
+    assert model.width == network.width
+    assert buffers == {}
+    torch.testing.assert_close(features, z.detach())
+    torch.testing.assert_close(model.logits(params, x), functional.linear(z, *tensors[-2:]).detach())
+    assert (features < 0).any() == (network.slope > 0)
+    model.check(module, x, network.classes)
+
+
+@every_network
+@pytest.mark.parametrize("shape", [(3, 2, 2), (1, 4, 4), (32, 32), (3072,), (1, 1, 8, 8, 8)])
+def test_other_inputs_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError) as error:
+        build(name, shape, 10)
+    assert str(error.value) == (
+        f"`model.name` is a {MODELS[name].__name__}, which cannot read inputs of shape {shape}; choose the network of "
+        "the data set."
+    )
+
+
+@every_network
+def test_each_network_is_freshly_initialised(name: str) -> None:
+    network = NETWORKS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = (MODELS[name]().build(network.shape, 3).state_dict() for _ in range(2))
+        torch.manual_seed(0)
+        again = MODELS[name]().build(network.shape, 3).state_dict()
+    assert not torch.equal(first["fc1.weight"], second["fc1.weight"])
+    assert all(torch.equal(first[tensor], again[tensor]) for tensor in first)
