@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from fedmate.components.mixing import mix_by_size
-from fedmate.components.tuning import tune_classifier
+from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
     MODEL_PARTS,
     ClientData,
@@ -23,12 +23,9 @@ from fedmate.core import (
     Method,
     Tree,
     Wire,
-    batches,
-    fit,
     num_samples,
     option,
     select,
-    supervised_loss,
 )
 
 
@@ -60,14 +57,7 @@ class FedAvg(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model."""
-        training = self.setup.training
-        params = fit(
-            supervised_loss(self.setup.model),
-            self.personal_params(client, download),
-            batches(data, training.batch_size, training.epochs, key),
-            training.optimiser(),
-            ("extractor", "classifier"),
-        )
+        params = train_together(self.setup, self.personal_params(client, download), data, key)
         upload = {**params, "num_samples": num_samples(data)}
         return LocalResult(client=select(params, ("buffers",)), upload=upload, params=params, diagnostics={})
 

@@ -13,6 +13,7 @@ from typing import final
 from torch import Tensor
 
 from fedmate.components.mixing import mix_by_size
+from fedmate.components.supervised import train_together
 from fedmate.core import (
     MODEL_PARTS,
     ClientData,
@@ -21,12 +22,9 @@ from fedmate.core import (
     Method,
     Tree,
     Wire,
-    batches,
-    fit,
     num_samples,
     option,
     select,
-    supervised_loss,
 )
 
 
@@ -59,14 +57,7 @@ class FedPer(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train all layers together."""
-        training = self.setup.training
-        params = fit(
-            supervised_loss(self.setup.model),
-            self.personal_params(client, download),
-            batches(data, training.batch_size, training.epochs, key),
-            training.optimiser(),
-            ("extractor", "classifier"),
-        )
+        params = train_together(self.setup, self.personal_params(client, download), data, key)
         shared, personal = self._split(params)
         return LocalResult(personal, {**shared, "num_samples": num_samples(data)}, params, diagnostics={})
 

@@ -16,7 +16,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from fedmate.components.mixing import mix_by_size
-from fedmate.components.tuning import tune_classifier
+from fedmate.components.supervised import tune_classifier
 from fedmate.core import (
     ClientData,
     Limits,

@@ -10,7 +10,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.core import ClientData, LocalResult, Method, Tree, Wire, batches, fit, supervised_loss
+from fedmate.components.supervised import train_together
+from fedmate.core import ClientData, LocalResult, Method, Tree, Wire
 
 
 @final
@@ -38,9 +39,7 @@ class Local(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the client's own model further."""
-        model, training = self.setup.model, self.setup.training
-        steps = batches(data, training.batch_size, training.epochs, key)
-        params = fit(supervised_loss(model), client, steps, training.optimiser(), ("extractor", "classifier"))
+        params = train_together(self.setup, client, data, key)
         return LocalResult(client=params, upload={}, params=params, diagnostics={})
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:

@@ -1,0 +1,25 @@
+"""Plain supervised training of a client's model, as several methods do it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedmate.core.data import ClientData, batches
+from fedmate.core.local import fit, supervised_loss
+from fedmate.core.method import Setup
+from fedmate.core.tree import Tree
+
+
+def train_together(setup: Setup, params: Tree, data: ClientData, key: Tensor) -> Tree:
+    """Train extractor and classifier together for a round's epochs."""
+    training = setup.training
+    steps = batches(data, training.batch_size, training.epochs, key)
+    return fit(supervised_loss(setup.model), params, steps, training.optimiser(), ("extractor", "classifier"))
+
+
+def tune_classifier(setup: Setup, params: Tree, data: ClientData, epochs: int, key: Tensor) -> Tree:
+    """Train the classifier alone for some epochs, the extractor frozen; for models that are only evaluated."""
+    training = setup.training
+    steps = batches(data, training.batch_size, epochs, key)
+    objective = supervised_loss(setup.model, train_extractor=False)
+    return fit(objective, params, steps, training.optimiser(), ("classifier",))
