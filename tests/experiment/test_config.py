@@ -64,6 +64,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "participation": 1.0,
         "eval_every": 10,
         "backend": "auto",
+        "chunk_size": None,
         "device": "auto",
         "dtype": "float32",
     }

@@ -7,6 +7,7 @@ the configuration file and a call from Python check it in one place.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypeVar
 
 from fedmate.errors import UserError
@@ -37,8 +38,10 @@ class Limits:
 
     def admit(self, value: float) -> bool:
         """Tell whether `value` is finite and inside the limits."""
+        # A whole number has no limit of its own, and may be too large for `isfinite`.
+        finite = abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)
         return (
-            abs(value) < 2**1023
+            finite
             and (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
             and (self.at_most is None or value <= self.at_most)
