@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
 
-demo: .venv/core  ## compare five methods on digits (s = 10): one table, about a minute on 2 cores
+demo: .venv/core  ## compare five methods on digits (s = 10): one table, under two minutes on 2 cores
 	$(BIN)/fedmate run --dataset digits --method fedmate --method fedrep --method fedper --method fedavg --method local
 
 test: lint types unit  ## everything that must pass: ruff, mypy --strict, pytest
@@ -25,6 +25,7 @@ unit: .venv/dev  ## tests and the examples in docstrings
 	$(BIN)/pytest -n 2 --durations=5
 
 .venv/core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmate needs Python 3.11 or later: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv; the first time takes a minute or more, PyTorch is large."
 	$(PIP) --editable .

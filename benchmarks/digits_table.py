@@ -35,7 +35,7 @@ def cell(summaries: list[dict[str, Any]], test: str, view: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Run what is missing in `folder` and print the table."""
+    """Run everything into `folder`, which must not exist, and print the table."""
     rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
     for seed in SEEDS:
         for experiment in compose(None, METHODS, "digits", [f"seed={seed}"]):
@@ -51,4 +51,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/digits_table"))

@@ -2,7 +2,7 @@
 
 Claim: the vectorised back end is several times faster than the loop on one GPU, and both give the same numbers.
 Hardware: one NVIDIA H200, torch 2.11. 20 clients x 600 images (random: speed does not depend on what they show), batch
-50, 5 epochs, after a warm-up round, best of 3. Agreement: digits in float64, 3 rounds, GPU against CPU.
+50, 5 epochs, after a warm-up round, best of 3 (sequential: one). Agreement: digits, float64, 3 rounds, GPU against CPU.
 
     python benchmarks/gpu_round.py
 """

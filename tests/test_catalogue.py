@@ -76,7 +76,7 @@ def test_a_method_is_described_with_its_options_their_defaults_and_presets(name:
 def test_the_options_of_fedrep_stand_there_word_for_word() -> None:
     lines = list(catalogue("methods"))
     assert "      classifier_epochs: passes that train the classifier, the extractor frozen [1]" in lines
-    assert "      preset: authors" in lines
+    assert "      preset: authors, tuned" in lines
 
 
 def test_presets_are_listed_and_an_option_without_default_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,3 +430,14 @@ def test_divergence_in_a_later_round_keeps_the_rounds_before_it(fedmate_: Fedmat
     with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 3 * (len(metrics) + 1)
     assert not (folder / "summary.json").exists()
+
+
+def test_a_method_that_diverges_does_not_stop_the_comparison(fedmate_: Fedmate, tmp_path: Path) -> None:
+    settings = ("--set", "method.classifier_learning_rate=1e30", "--set", "rounds=2")
+    answer = fedmate_("run", "--method", "fedrep", "--method", "local", *SMALL, *settings, "--out", "record")
+    assert answer.status == 3
+    (sentence,) = answer.err.splitlines()
+    assert lacking(sentence, ["fedrep: every client that took part diverged", "record/fedrep"]) == []
+    assert (tmp_path / "record" / "local" / "summary.json").exists()
+    rows = [line for line in answer.out.splitlines() if line.strip().startswith("local ")]
+    assert len(rows) == 1

@@ -27,7 +27,10 @@ def catalogue(kind: str | None) -> Iterator[str]:
         if kind in (None, name):
             yield f"{name}:"
             for row in table.names():
-                yield from _describe(row, table[row])
+                try:
+                    yield from _describe(row, table[row])
+                except UserError as error:
+                    yield f"  {row:<14} {error}"
 
 
 def _describe(name: str, cls: type) -> Iterator[str]:

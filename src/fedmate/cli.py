@@ -62,22 +62,14 @@ def run(
     """Run an experiment, or compare several methods on it, and keep the record."""
     from fedmate.experiment.build import build
     from fedmate.experiment.compose import compose
+    from fedmate.experiment.record import check_free
 
     experiments = compose(experiment, method or [], dataset, set_ or [])
     folder = out or _default_folder(experiments)
     folders = [folder] if len(experiments) == 1 else [folder / e.method.name for e in experiments]
-    from fedmate.experiment.record import check_free
-
     check_free(folder)
     # Everything is built before anything is written: a mistake in the last method leaves no half comparison.
-    built = [build(e) for e in experiments]
-    summaries = _run_all(built, folders)
-    from fedmate.report.tables import comparison
-
-    console = _console()
-    console.print(comparison(summaries), highlight=False)
-    names = ", ".join(str(f) for f in folders)
-    console.out(f"Records: {names}", highlight=False)
+    _run_all([build(e) for e in experiments], folders)
 
 
 @app.command("list")
@@ -98,7 +90,7 @@ def list_(
 
 def _console() -> Console:
     """Return a console that does not squeeze tables when nobody looks at it."""
-    return Console(width=None if sys.stdout.isatty() else 140)
+    return Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 
 
 def _default_folder(experiments: list[Experiment]) -> Path:
@@ -112,29 +104,53 @@ def _default_folder(experiments: list[Experiment]) -> Path:
     return folder
 
 
-def _run_all(built: list[Built], folders: list[Path]) -> list[dict[str, Any]]:
+def _run_all(built: list[Built], folders: list[Path]) -> None:
+    """Run one experiment after the other and compare those that end; one that diverges does not stop the rest."""
     from fedmate.experiment.run import run
     from fedmate.progress import Bar, Lines, bars
 
     console = _console()
+    for note in dict.fromkeys(note for b in built for note in b.notes):
+        console.out(f"Note: {note}", highlight=False)
     live = bars(console) if console.is_terminal else None
-    summaries = []
+    summaries: list[dict[str, Any]] = []
+    failures: list[DivergedError] = []
+    stopped_in: Path | None = None
     with live or nullcontext():
-        for note in dict.fromkeys(note for b in built for note in b.notes):
-            console.out(f"Note: {note}", highlight=False)
         for one, folder in zip(built, folders, strict=True):
             try:
                 summaries.append(run(one, folder, Bar(live) if live else Lines(console)))
+            except DivergedError as error:
+                failures.append(DivergedError(f"{one.experiment.method.name}: {error} The record is in {folder}."))
             except KeyboardInterrupt:
-                typer.echo(f"Stopped. The record so far is in {folder}.", err=True)
-                raise typer.Exit(130) from None
-    return summaries
+                stopped_in = folder
+                break
+    _print_results(console, summaries, folders)
+    if stopped_in is not None:
+        typer.echo(f"Stopped. The record so far is in {stopped_in}.", err=True)
+        raise typer.Exit(130)
+    if failures:
+        raise DivergedError(" ".join(map(str, failures)))
+
+
+def _print_results(console: Console, summaries: list[dict[str, Any]], folders: list[Path]) -> None:
+    from fedmate.report.tables import comparison
+
+    if summaries:
+        table = comparison(summaries)
+        # A line that wraps is better than a number that is cut.
+        width = max(console.width, console.measure(table).minimum)
+        console.print(table, highlight=False, width=width, crop=False, no_wrap=True)
+        console.out(f"Records: {', '.join(map(str, folders))}", highlight=False)
 
 
 def main() -> None:
     """Run the command; a mistake of the user is one sentence and status 2, divergence status 3."""
     try:
         app()
+    except OSError as error:
+        typer.echo(f"Error: {_one_line(str(error))}; what was recorded until then is intact.", err=True)
+        sys.exit(1)
     except FedmateError as error:
         typer.echo(f"Error: {_one_line(str(error))}", err=True)
         sys.exit(3 if isinstance(error, DivergedError) else 2)

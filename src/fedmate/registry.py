@@ -38,6 +38,10 @@ class Registry(Generic[Row]):
         if name in self._rows:
             return self._rows[name]
         for point in entry_points(group=f"fedmate.{self.kind}", name=name):
-            row: Row = point.load()
+            try:
+                row: Row = point.load()
+            except Exception as error:
+                # Another package's fault: whatever it raises, say whose it is.
+                raise UserError(f"`{name}` of the entry point `{point.value}` cannot be loaded ({error!r}).") from error
             return row
         raise UserError(f"`{name}` is not among the {self.kind}; {nearest(name, self.names())}")

@@ -100,3 +100,33 @@ def test_a_model_that_cannot_be_mapped_is_refused_with_the_reason(plain_lab: Lab
 
 def test_a_model_that_can_be_mapped_is_not_refused(any_lab: Lab) -> None:
     assert Vectorised.refusal(any_lab.method, any_lab.federation) is None
+
+
+class Centring(nn.Module):
+    """Takes the mean of the batch away, padding included: nothing outside can mask that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_a_layer_that_mixes_samples_is_refused(plain_lab: Lab) -> None:
+    old = plain_lab.method.setup
+    module = nn.Sequential(nn.Flatten(), nn.Linear(8, 3), Centring(), nn.Linear(3, 4)).double()
+    setup = Setup(Model(module, classifier="3"), old.num_classes, old.rounds, old.training)
+    reason = Vectorised.refusal(type(plain_lab.method)(setup=setup), plain_lab.federation)
+    assert reason == "a layer mixes samples, so that padding would change what it computes"
+
+
+def test_an_aggregate_that_is_not_finite_is_thrown_away(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, before = type(plain_lab.method), plain_lab.server()
+    aggregate = method.aggregate
+
+    def spoilt(self: object, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        found = aggregate(plain_lab.method, server, uploads, client_ids, valid)
+        return tree_map(lambda leaf: leaf * torch.nan if leaf.is_floating_point() else leaf, found)
+
+    monkeypatch.setattr(method, "aggregate", spoilt)
+    result = plain_lab.backend("vectorised").run_round(before, Round(0, (0, 1), evaluate=False))
+    # Local's server holds nothing that could be spoilt.
+    assert result.aggregated == (not before)
+    assert_close(result.server, before, rtol=0, atol=0)

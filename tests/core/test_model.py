@@ -412,3 +412,10 @@ class TestRefusals:
             torch.manual_seed(3)
             Model(module, classifier="fc2").check(module, vectors(), 5)
             assert torch.equal(torch.rand(3), expected)
+
+
+def test_frozen_parameters_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    module[0].bias.requires_grad_(False)
+    with pytest.raises(UserError, match=r"`0\.bias` has `requires_grad=False`"):
+        Model(module, classifier="1")

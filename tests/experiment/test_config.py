@@ -204,7 +204,7 @@ def test_a_preset_goes_with_its_method() -> None:
         ({"method": {"preset": "autors"}}, ["`method.preset`", "'autors'", "`fedrep`", "`authors`"]),
         ({"method": {"name": "local", "preset": "authors"}}, ["`method.preset`", "'authors'", "`local`", "none"]),
         ({"method": {"preset": 3}}, ["`method.preset`", "3"]),
-        ({"dataset": {"preset": "authors"}}, ["`dataset.preset`", "'authors'", "`digits`", "none"]),
+        ({"dataset": {"preset": "authors"}}, ["`dataset.preset`", "'authors'", "`digits`", "`tuned`"]),
         ({"dataset": {"name": "toy", "preset": "author"}}, ["`dataset.preset`", "'author'", "`authors` or `tuned`"]),
     ],
 )

@@ -731,7 +731,10 @@ def test_diagnostics_are_by_client_id_with_zeros_for_those_who_stayed_away() -> 
         for name in ("size", "closeness", "verdict", "weights"):
             assert found[name].shape == (3, CLASSES)
         assert found["divergence"].shape == found["mixing"].shape == (3, CLASSES)
-        assert set(found) == {"size", "closeness", "verdict", "weights", "divergence", "mixing"}
+        assert found["prototypes"].shape[0] == found["known"].shape[0] == CLASSES
+        assert set(found) == {
+            *("size", "closeness", "verdict", "weights", "divergence", "mixing", "prototypes", "known"),
+        }
     first, second = (result.diagnostics["server"] for result in run.results)
     assert_close(first["size"][:, 1], torch.tensor([2 / 6, 3 / 6, 1 / 6], dtype=torch.float64))
     assert_close(second["size"][:, 1], torch.tensor([2 / 3, 0.0, 1 / 3], dtype=torch.float64))

@@ -10,7 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmate.core import BOOKKEEPING, Federation, Method, Tree, class_accuracies, fold, num_bytes, select
+from fedmate.core import (
+    BOOKKEEPING,
+    Federation,
+    Method,
+    Tree,
+    all_finite,
+    class_accuracies,
+    fold,
+    num_bytes,
+    select,
+    where,
+)
 
 
 class Round(NamedTuple):
@@ -65,12 +76,14 @@ class RoundResult(NamedTuple):
         reports: one per participant, in the order of their ids.
         views: by name, empty in a round that is not evaluated; `None` for a view the method does not have.
         diagnostics: of the `clients`, a stack in the order of `reports`, and of the `server`.
+        aggregated: false if the aggregate was not finite, so that the server kept its previous state.
     """
 
     server: Tree
     reports: list[ClientReport]
     views: dict[str, View | None]
     diagnostics: Tree
+    aggregated: bool
 
 
 class Cohort(NamedTuple):
@@ -134,7 +147,9 @@ class Backend(ABC):
         with torch.no_grad(), _one_thread():
             cohort = self.train(server, task)
             ids = torch.tensor(task.participants, device=self.key.device)
-            server = self.method.aggregate(server, cohort.uploads, ids, cohort.valid)
+            proposed = self.method.aggregate(server, cohort.uploads, ids, cohort.valid)
+            finite = all_finite(proposed)
+            server = where(finite, proposed, server)
             views = self._views(server, task, cohort) if task.evaluate else {}
         # Only now, with the round done, are numbers read back from the device.
         losses, valid = cohort.losses.tolist(), cohort.valid.tolist()
@@ -143,7 +158,7 @@ class Backend(ABC):
             for row, client in enumerate(task.participants)
         ]
         diagnostics = {"clients": cohort.diagnostics, "server": server.get("diagnostics", {})}
-        return RoundResult(server, reports, views, diagnostics)
+        return RoundResult(server, reports, views, diagnostics, bool(finite))
 
     def initial_clients(self) -> list[Tree]:
         """Return every client's state before its first round."""
@@ -160,9 +175,7 @@ class Backend(ABC):
         views: dict[str, View | None] = {
             name: View(everyone, accuracies) for name, accuracies in self.view(server, task).items()
         }
-        # What a client that diverged holds now is thrown away, so it has no figure.
-        kept = torch.where(cohort.valid[:, None], cohort.views["post"], torch.nan)
-        views["post"] = View(task.participants, kept)
+        views["post"] = View(task.participants, cohort.views["post"])
         model, params = self.method.setup.model, self.method.global_params(server)
         # With private buffers no single set of statistics fits the aggregated model.
         private = model.buffer_policy == "private" and bool(model.init_params()["buffers"])

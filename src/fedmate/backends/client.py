@@ -51,17 +51,20 @@ def train_client(
 ) -> Trained:
     """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if `test` is given."""
     model = method.setup.model
-    before = mean_loss(model, method.personal_params(client, download), data)
+    received = method.personal_params(client, download)
+    before = mean_loss(model, received, data)
     result = method.local_update(client, download, data, fold(key, "update"))
     after = mean_loss(model, result.params, data)
     upload = select(result.upload, method.wire(round_number).up)
     valid = all_finite(upload) & torch.isfinite(after)
+    # What diverged is thrown away: the client holds on to what it had.
+    held = where(valid, result.params, received)
     return Trained(
         client=where(valid, result.client, client),
         upload=upload,
         valid=valid,
         loss=torch.stack([before, after]),
-        views={} if test is None else {"post": class_accuracies(model, result.params, test, method.setup.num_classes)},
+        views={} if test is None else {"post": class_accuracies(model, held, test, method.setup.num_classes)},
         diagnostics=result.diagnostics,
     )
 

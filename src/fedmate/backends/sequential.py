@@ -50,6 +50,8 @@ class Sequential(Backend):
         on_gpu = federation.test.y.device.type != "cpu"
         wanted = workers or (1 if on_gpu else available_cores())
         self.workers = min(wanted, chunk_size or wanted)
+        # One pool for the whole run: a model keeps a copy of its modules for every thread it meets.
+        self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self._states = self.initial_clients()
 
     @classmethod
@@ -109,5 +111,4 @@ class Sequential(Backend):
             with torch.no_grad(), plain_autograd():
                 return function(i)
 
-        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(work, clients))
+        return list(self._pool.map(work, clients))

@@ -33,16 +33,17 @@ class Vectorised(Backend):
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation) -> str | None:
-        """Try a round of two clients with two samples each: what vmap cannot map raises there."""
-        samples = tuple(ClientData(*(leaf[:2] for leaf in data)) for data in (federation.clients * 2)[:2])
-        small = Federation(samples, ClientData(*(leaf[:2] for leaf in federation.test)), federation.num_classes)
-        device = federation.test.y.device
+        """Try a round of two unequal clients, where what vmap cannot map raises; refuse layers that padding changes."""
+        small = _two_clients(federation, method.setup.training.batch_size)
+        key = make_key(0, federation.test.y.device)
         try:
-            backend = cls(method, small, make_key(0, device))
-            server = method.init_server(method.setup.model.init_params(), 2, make_key(0, device))
-            backend.run_round(server, Round(0, (0, 1), evaluate=True))
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
-            return str(error).strip().splitlines()[0]
+            server = method.init_server(method.setup.model.init_params(), 2, key)
+            cls(method, small, key).run_round(server, Round(0, (0, 1), evaluate=True))
+        except Exception as error:
+            # Whatever a user's module raises under vmap; if it is the module's own fault, the loop raises it too.
+            return (str(error).strip() or repr(error)).splitlines()[0]
+        if method.setup.model.mixes_samples(small.clients[0].x):
+            return "a layer mixes samples, so that padding would change what it computes"
         return None
 
     @property
@@ -94,6 +95,14 @@ class Vectorised(Backend):
         if len(ids) == len(self.federation.clients):
             return self._stack, self._data, keys
         return tree_map(lambda leaf: leaf[ids], self._stack), ClientData(*(leaf[ids] for leaf in self._data)), keys
+
+
+def _two_clients(federation: Federation, batch_size: int) -> Federation:
+    """Return a full batch of the largest client, and half of it as a second client that has to be padded."""
+    largest = max(federation.clients, key=lambda data: len(data.y))
+    rows = min(batch_size, len(largest.y))
+    clients = tuple(ClientData(*(leaf[:size] for leaf in largest)) for size in (rows, max(1, rows // 2)))
+    return Federation(clients, ClientData(*(leaf[:2] for leaf in federation.test)), federation.num_classes)
 
 
 def stack_data(clients: tuple[ClientData, ...]) -> ClientData:

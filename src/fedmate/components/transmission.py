@@ -14,7 +14,7 @@ SCHEDULES = ("all", "cft", "half", "null", "period:n")
 def parse_schedule(schedule: str) -> tuple[str, int | None]:
     """Split `period:7` into its kind and number; raise `UserError` for anything unknown."""
     kind, colon, text = schedule.partition(":")
-    if kind == "period" and colon and text.isdecimal() and int(text) >= 1:
+    if kind == "period" and colon and text.isascii() and text.isdecimal() and int(text) >= 1:
         return kind, int(text)
     if schedule in SCHEDULES[:-1]:
         return schedule, None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmate.core.data import Batch
+from fedmate.core.data import Batch, client_data, pad
 from fedmate.core.layers import BufferPolicy, KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree
@@ -65,6 +65,9 @@ class Model:
             raise UserError(
                 f"`classifier` is `{classifier}`, which holds BatchNorm, dropout or buffers; name the last layer alone."
             )
+        frozen = next((name for name, p in module.named_parameters() if not p.requires_grad), None)
+        if frozen is not None:
+            raise UserError(f"`{frozen}` has `requires_grad=False`, but every parameter is trained; set it to true.")
         if {id(p) for p in network.parameters()} & {id(p) for p in head.parameters()}:
             raise UserError(f"`classifier` is `{classifier}`, which shares weights with the extractor; untie them.")
         # functional_call looks for tied weights only if told to: it takes time in every step.
@@ -152,6 +155,22 @@ class Model:
         same = expected.shape == logits.shape and torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
         if self.buffer_policy != "dropped" and not same:
             raise UserError(not_last)
+
+    def mixes_samples(self, x: Tensor) -> bool:
+        """Tell whether padded rows beside samples `x` change their features: some layer then mixes samples."""
+        params = self.init_params()
+        labels = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        plain = client_data(x, labels)
+        outputs = []
+        for data in (plain, pad(plain, 2 * len(x))):
+            ids = torch.arange(len(data.y), device=x.device)
+            batch = Batch(data.x, data.y, data.mask, ids, make_key(0, x.device))
+            for train in (False, True):
+                with torch.no_grad(), sample_context(batch):
+                    z, buffers = self.features(params, data.x, train=train)
+                outputs.append([z[: len(x)], *buffers.values()])
+        alone, padded = outputs[0] + outputs[1], outputs[2] + outputs[3]
+        return not all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(alone, padded, strict=True))
 
     def _check_no_hidden_randomness(self, params: Tree, x: Tensor) -> None:
         ids = torch.arange(len(x), device=x.device)

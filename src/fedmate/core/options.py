@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 from fedmate.errors import UserError
 
@@ -57,9 +57,6 @@ def option(default: Any, help: str, limits: Limits | None = None) -> Any:
 def options_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
     """Return the fields of `cls` that were declared with `option`, by name."""
     return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
-
-
-Item = TypeVar("Item")
 
 
 def check_options(section: str, cls: type, values: dict[str, Any]) -> None:

@@ -28,6 +28,9 @@ class Digits(Dataset):
         "model": {"name": "digits_cnn"},
     }
 
+    # Chosen on validation samples: benchmarks/tune_digits.py.
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"tuned": {"training": {"learning_rate": 0.2}}}
+
     def load(self) -> Arrays:
         """Read the digits, pixels standardised."""
         images, labels = load_digits(return_X_y=True)

@@ -52,6 +52,12 @@ def build(experiment: Experiment) -> Built:
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     method = replace(method, setup=replace(setup, model=method.prepare(model)))
     notes = _notes(experiment, federation)
+    late = sorted(method.wire(0).down - method.wire(general.rounds).down)
+    if late:
+        notes.append(
+            f"{experiment.method.name} does not send {', '.join(late)} after round {general.rounds}: the last `pre` "
+            "shows each client's own."
+        )
     name = decide_backend(general.backend, method, federation)
     reason = BACKENDS[name].refusal(method, federation)
     if reason is not None:

@@ -2,8 +2,8 @@
 
 Layers, each overriding those before it: the options' own defaults, the data set's defaults, the file, `--dataset` and
 `--method`, `--set`. In a section with a `name` every name has keys of its own; when a layer changes the name, the keys
-that the new name does not know are dropped from the layers below. A `preset` stands for the values it names, beneath
-what the same layer says itself.
+that not all names of the section share are dropped from the layers below. A `preset` stands for the values it names,
+beneath what the same layer says itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fedmate.backends import BACKENDS
-from fedmate.core import Limits, Training, option
+from fedmate.core import Limits, Method, Training, option
 from fedmate.core.options import check_options, options_of
-from fedmate.datasets import DATASETS
+from fedmate.datasets import DATASETS, Dataset
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.values import check_type
 from fedmate.methods import METHODS
-from fedmate.models import MODELS
-from fedmate.partitions import PARTITIONS
+from fedmate.models import MODELS, Architecture
+from fedmate.partitions import PARTITIONS, Partition
 from fedmate.registry import Registry
 
 Values: TypeAlias = dict[str, Any]
@@ -89,6 +89,9 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
     "model": MODELS,
     "method": METHODS,
 }
+COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
+"""What every row of a section's table has in common: these options survive a change of name."""
+
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
 
 
@@ -192,7 +195,7 @@ def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]
         chosen = given.pop("name", name)
         cls = lookup(section, table, chosen, layer.source)
         if chosen != name:
-            options = {key: value for key, value in options.items() if key in options_of(cls)}
+            options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
             name = chosen
         if section == "method" and "preset" in given:
             options |= _preset(section, name, cls.presets, given.pop("preset"), layer.source)

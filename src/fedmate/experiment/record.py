@@ -155,7 +155,7 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         return
     fresh = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         if fresh:
             writer.writeheader()
         writer.writerows(rows)

@@ -56,7 +56,7 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
     server = method.init_server(
         method.setup.model.init_params(), num_clients, fold(make_key(general.seed, general.device), "server")
     )
-    left_out, metrics, headline = 0, dict[str, Any](), None
+    left_out, discarded, metrics, headline = 0, 0, dict[str, Any](), None
     observer.started(built)
     start = time.perf_counter()
     for t in range(general.rounds):
@@ -66,6 +66,9 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
         server = result.server
         record.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
         left_out += _say_left_out(t, result.reports, observer)
+        if not result.aggregated:
+            discarded += 1
+            observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
         if evaluate:
             metrics = _metrics(t, result.reports, result.views, labels)
             record.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": time.perf_counter() - start})
@@ -73,7 +76,7 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
             headline = metrics["accuracy"][method.headline]["balanced"]["mean"]
         observer.round_done(t + 1, headline)
     seconds = time.perf_counter() - start
-    summary = _summary(built, metrics, ledger, seconds) | {"left_out": left_out}
+    summary = _summary(built, metrics, ledger, seconds) | {"left_out": left_out, "discarded_aggregates": discarded}
     record.finish(summary, _client_rows(built, metrics))
     return summary
 
@@ -93,7 +96,8 @@ def _say_left_out(t: int, reports: list[ClientReport], observer: Observer) -> in
     diverged = [report.client for report in reports if not report.valid]
     if len(diverged) == len(reports):
         raise DivergedError(
-            f"every client diverged in round {t + 1} (a loss or an upload is not finite); lower the learning rates."
+            f"every client that took part diverged in round {t + 1} (a loss or an upload is not finite); lower the "
+            "learning rates."
         )
     if diverged:
         observer.said(f"round {t + 1}: left out, not finite: client {', '.join(map(str, diverged))}")
@@ -119,6 +123,7 @@ def _diagnostics(result: RoundResult) -> dict[str, Tensor]:
     tensors = flatten(result.diagnostics)
     if tensors:
         tensors["clients/ids"] = torch.tensor([report.client for report in result.reports])
+        tensors["clients/valid"] = torch.tensor([report.valid for report in result.reports])
     return tensors
 
 

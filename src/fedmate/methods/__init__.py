@@ -8,6 +8,8 @@ from fedmate.methods.fedrep import FedRep
 from fedmate.methods.local import Local
 from fedmate.registry import Registry
 
+__all__ = ["METHODS", "Method"]
+
 METHODS: Registry[type[Method]] = Registry(
     "methods",
     {

@@ -14,6 +14,9 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 - one classifier epoch, then the extractor's epochs, as the text says (`alternate` follows Algorithm 2 literally);
 - round 0, without prototypes, trains the extractor with cross-entropy alone instead of not at all;
 - clients that take part receive the broadcast, not all clients; aggregation sets are the participants;
+- divergences compare distributions over clients, so there is one triple of shares per class, not one per client;
+- both discriminators look only at classes that have a global prototype, D_pr only at those the client holds;
+- Q leaves out the multiples of floor(q): x in the paper's x * q is the running integer;
 - the previous global classifier that gives beta is the integrated and fine-tuned one, not a plain average.
 """
 
@@ -38,6 +41,7 @@ from fedmate.core import (
     Limits,
     LocalResult,
     Method,
+    Model,
     Objective,
     Tree,
     Wire,
@@ -74,7 +78,7 @@ class FedMate(Method):
     beta: Beta = option("softmax", "the classifier's view of prototypes: softmax, probability or raw")
     similarity: Similarity = option("cosine", "closeness of prototypes: cosine (clipped at 0) or exp_cosine")
     reduction: Reduction = option("mean", "over the classes of eq. 8: mean or sum")
-    fusion_reduction: Reduction = option("mean", "over the classes of eq. 3: mean or sum (as printed)")
+    fusion_reduction: Reduction = option("mean", "over the classes in eq. 3; samples are always averaged")
     classifier_start: Literal["own", "global"] = option("own", "the classifier local training starts from")
     alternate: bool = option(False, "an epoch of the classifier, one of the extractor, in turn (Algorithm 2)")
     discriminator: Kind = option("bce", "how D_cl is trained: bce, or wgan_gp as in the authors' code")
@@ -88,6 +92,11 @@ class FedMate(Method):
         """Refuse a schedule that does not exist."""
         super().__post_init__()
         parse_schedule(self.cft)
+
+    def prepare(self, model: Model) -> Model:
+        """Ask for the width of the features: a classifier that is not one linear layer is refused there."""
+        self._period(model)
+        return model
 
     # ---- the server, Algorithm 1 ----
 
@@ -107,6 +116,8 @@ class FedMate(Method):
                 "weights": nobody,
                 "divergence": weight.new_zeros(3, classes),
                 "mixing": weight.new_zeros(3, classes),
+                "prototypes": weight.new_zeros(classes, weight.shape[1]),
+                "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
             },
         }
 
@@ -155,7 +166,11 @@ class FedMate(Method):
             "prototypes": prototypes,
             "known": known,
             "round": server["round"] + 1,
-            "diagnostics": _by_client(scrutiny._asdict(), server["diagnostics"], client_ids),
+            "diagnostics": {
+                **_by_client(scrutiny._replace(weights=weights)._asdict(), server["diagnostics"], client_ids),
+                "prototypes": prototypes,
+                "known": known,
+            },
         }
 
     def global_params(self, server: Tree) -> Tree | None:
@@ -226,9 +241,11 @@ class FedMate(Method):
             centred = centred | knowledge.present
         return centred_loss(self.setup.model, centres, centred, self.centre_weight)
 
+    def _period(self, model: Model) -> int:
+        return transmission_period(model.extractor_size, self.setup.num_classes * model.width)
+
     def _is_transmitted(self, state: int) -> bool:
-        period = transmission_period(self.setup.model.extractor_size, self.setup.num_classes * self.setup.model.width)
-        return is_transmitted(state, self.cft, period)
+        return is_transmitted(state, self.cft, self._period(self.setup.model))
 
 
 def _by_client(news: Tree, everyone: Tree, client_ids: Tensor) -> Tree:

@@ -41,6 +41,8 @@ class FedRep(Method):
 
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "authors": {"classifier_epochs": 10, "classifier_learning_rate": 0.01},
+        # Chosen on validation samples of digits: benchmarks/tune_digits.py.
+        "tuned": {"classifier_learning_rate": 0.02},
     }
 
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", Limits(at_least=0))

@@ -5,6 +5,8 @@ from fedmate.models.cnn import AnimalsCNN, Cifar100CNN, CifarCNN, EmnistCNN
 from fedmate.models.digits_cnn import DigitsCNN
 from fedmate.registry import Registry
 
+__all__ = ["MODELS", "Architecture"]
+
 MODELS: Registry[type[Architecture]] = Registry(
     "models",
     {

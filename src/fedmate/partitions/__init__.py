@@ -7,6 +7,8 @@ from fedmate.partitions.pathological import Pathological
 from fedmate.partitions.share import Share
 from fedmate.registry import Registry
 
+__all__ = ["PARTITIONS", "Partition"]
+
 PARTITIONS: Registry[type[Partition]] = Registry(
     "partitions",
     {

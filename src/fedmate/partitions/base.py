@@ -52,7 +52,11 @@ class Partition(ABC):
                 f"`partition.clients` is {self.clients}, but the data set has {len(labels)} samples; use at most as "
                 "many clients as samples."
             )
-        return [np.sort(rows) for rows in self.deal(Deck(labels, num_classes, rng))]
+        hands = [np.sort(rows) for rows in self.deal(Deck(labels, num_classes, rng))]
+        empty = next((i for i, rows in enumerate(hands) if not len(rows)), None)
+        if empty is not None:
+            raise UserError(f"`partition.clients` is {self.clients}, but client {empty} gets no sample; use fewer.")
+        return hands
 
     @abstractmethod
     def deal(self, deck: Deck) -> list[Indices]:

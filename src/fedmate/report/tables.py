@@ -26,9 +26,14 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for summary in summaries:
         cells = [_cell(summary, view, test) for test in ("balanced", "own") for view in VIEWS]
-        megabytes = [f"{summary[key] / 1e6:.1f}" for key in ("bytes_up", "bytes_down")]
-        table.add_row(summary["method"], *cells, *megabytes, f"{summary['seconds']:.1f}")
+        megabytes = [_short(summary[key] / 1e6) for key in ("bytes_up", "bytes_down")]
+        table.add_row(summary["method"], *cells, *megabytes, _short(summary["seconds"]))
     return table
+
+
+def _short(number: float) -> str:
+    """Return a number with a decimal where it matters."""
+    return f"{number:.1f}" if number < 100 else f"{number:.0f}"
 
 
 def _cell(summary: dict[str, Any], view: str, test: str) -> str:

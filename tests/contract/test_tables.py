@@ -1,0 +1,66 @@
+"""The contract of data sets, models and partitions: every row of their tables, without a test of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedmate.core import Model, gradient
+from fedmate.datasets import DATASETS
+from fedmate.experiment.build import build
+from fedmate.experiment.config import Layer, resolve
+from fedmate.models import MODELS
+from fedmate.partitions import PARTITIONS
+
+INPUTS = {"digits_cnn": (1, 8, 8), "emnist_cnn": (1, 28, 28)}
+"""What a model reads, where it is not 3 x 32 x 32."""
+
+
+@pytest.mark.parametrize("name", DATASETS.names())
+def test_a_data_set_is_labelled_arrays_with_working_defaults(name: str) -> None:
+    arrays = DATASETS[name]().load()
+    for samples in (arrays.train, arrays.test):
+        if samples is not None:
+            assert samples.x.dtype == np.float32
+            assert samples.y.dtype == np.int64
+            assert len(samples.x) == len(samples.y)
+            assert np.isfinite(samples.x).all()
+            assert set(samples.y.tolist()) <= set(range(len(arrays.class_names)))
+    again = DATASETS[name]().load()
+    assert np.array_equal(again.train.x, arrays.train.x)
+    for preset in (None, *DATASETS[name].presets):
+        chosen = {"name": name} if preset is None else {"name": name, "preset": preset}
+        built = build(resolve([Layer("test", {"dataset": chosen, "rounds": 1})]))
+        assert built.federation.num_classes == len(arrays.class_names)
+
+
+@pytest.mark.parametrize("name", MODELS.names())
+def test_a_model_computes_what_its_module_does_and_learns_everywhere(name: str) -> None:
+    shape = INPUTS.get(name, (3, 32, 32))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        architecture = MODELS[name]()
+        module = architecture.build(shape, 7)
+        x = torch.randn(3, *shape)
+    model = Model(module, classifier=architecture.classifier, buffers=architecture.buffers)
+    model.check(module, x, 7)
+    params = model.init_params()
+    gradients, _ = gradient(
+        lambda p: (model.logits({**p, "buffers": params["buffers"]}, x).square().sum(), {}),
+        {part: params[part] for part in ("extractor", "classifier")},
+    )
+    for part in gradients.values():
+        assert all(bool(leaf.any()) for leaf in part.values())
+
+
+@pytest.mark.parametrize("name", PARTITIONS.names())
+def test_a_partition_deals_to_everybody_and_repeats_itself(name: str) -> None:
+    labels = np.repeat(np.arange(10), 60)
+    first, again, other = (
+        PARTITIONS[name](clients=6, examples=30).split(labels, 10, np.random.default_rng(seed)) for seed in (0, 0, 1)
+    )
+    assert len(first) == 6
+    assert all(1 <= len(rows) <= 30 and len(set(rows.tolist())) == len(rows) for rows in first)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
