@@ -412,6 +412,8 @@ def test_divergence_is_status_3_and_one_sentence(fedmate_: Fedmate, tmp_path: Pa
     assert "Traceback" not in answer.out
     config = tomllib.loads((tmp_path / "record" / "config.toml").read_text(encoding="utf-8"))
     assert config["training"]["learning_rate"] == 1e30
+    summary = json.loads((tmp_path / "record" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["diverged_in_round"], summary["headline"]["mean"]) == (1, None)
 
 
 def test_divergence_in_a_later_round_keeps_the_rounds_before_it(fedmate_: Fedmate, tmp_path: Path) -> None:
@@ -429,7 +431,10 @@ def test_divergence_in_a_later_round_keeps_the_rounds_before_it(fedmate_: Fedmat
     assert f"round {len(metrics) + 1} " in sentence
     with (folder / "rounds.csv").open(newline="", encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 3 * (len(metrics) + 1)
-    assert not (folder / "summary.json").exists()
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert summary["diverged_in_round"] == len(metrics) + 1
+    assert summary["left_out"] == 3
+    assert summary["headline"]["mean"] == metrics[-1]["accuracy"]["post"]["balanced"]["mean"]
 
 
 def test_a_method_that_diverges_does_not_stop_the_comparison(fedmate_: Fedmate, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _print_results(console: Console, summaries: list[dict[str, Any]], folders: l
         table = comparison(summaries)
         # A line that wraps is better than a number that is cut.
         width = max(console.width, console.measure(table).minimum)
-        console.print(table, highlight=False, width=width, crop=False, no_wrap=True)
+        console.print(table, highlight=False, width=width, crop=False)
         console.out(f"Records: {', '.join(map(str, folders))}", highlight=False)
 
 

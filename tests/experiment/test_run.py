@@ -414,7 +414,7 @@ def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> 
     valid = {t: {row["valid"] for row in rows if row["round"] == str(t)} for t in range(1, len(metrics) + 2)}
     assert valid == {**{t: {"1"} for t in range(1, len(metrics) + 1)}, len(metrics) + 1: {"0"}}
     assert load_file(tmp_path / "run" / "config.toml").values["rounds"] == 9
-    assert not (tmp_path / "run" / "summary.json").exists()
+    assert read_summary(tmp_path / "run")["diverged_in_round"] == len(metrics) + 1
 
 
 @pytest.mark.parametrize("method", METHODS.names())

@@ -47,7 +47,11 @@ def sample_participants(seed: int, round_number: int, num_clients: int, particip
 
 
 def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
-    """Run an experiment, write its record into `folder` and return the summary."""
+    """Run an experiment, write its record into `folder` and return the summary.
+
+    If every participant of a round diverges, the record is finished with the figures of the last evaluated round, and
+    `DivergedError` is raised.
+    """
     record = Record(folder, built.experiment.to_toml())
     general, method = built.experiment.general, built.method
     num_clients = len(built.federation.clients)
@@ -56,7 +60,9 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
     server = method.init_server(
         method.setup.model.init_params(), num_clients, fold(make_key(general.seed, general.device), "server")
     )
-    left_out, discarded, metrics, headline = 0, 0, dict[str, Any](), None
+    trouble = {"left_out": 0, "discarded_aggregates": 0, "diverged_in_round": None}
+    metrics: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
+    headline = None
     observer.started(built)
     start = time.perf_counter()
     for t in range(general.rounds):
@@ -65,19 +71,22 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
         result = built.backend.run_round(server, Round(t, participants, evaluate))
         server = result.server
         record.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
-        left_out += _say_left_out(t, result.reports, observer)
-        if not result.aggregated:
-            discarded += 1
-            observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
+        _note_trouble(t, result, trouble, observer)
+        if trouble["diverged_in_round"] is not None:
+            break
         if evaluate:
             metrics = _metrics(t, result.reports, result.views, labels)
             record.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": time.perf_counter() - start})
             record.add_diagnostics(t + 1, _diagnostics(result))
             headline = metrics["accuracy"][method.headline]["balanced"]["mean"]
         observer.round_done(t + 1, headline)
-    seconds = time.perf_counter() - start
-    summary = _summary(built, metrics, ledger, seconds) | {"left_out": left_out, "discarded_aggregates": discarded}
+    summary = _summary(built, metrics, ledger, time.perf_counter() - start) | trouble
     record.finish(summary, _client_rows(built, metrics))
+    if trouble["diverged_in_round"] is not None:
+        raise DivergedError(
+            f"every client that took part diverged in round {trouble['diverged_in_round']} (a loss or an upload is not "
+            "finite); lower the learning rates."
+        )
     return summary
 
 
@@ -91,17 +100,17 @@ def _round_row(t: int, report: ClientReport) -> dict[str, Any]:
     }
 
 
-def _say_left_out(t: int, reports: list[ClientReport], observer: Observer) -> int:
-    """Name the clients that diverged; a round without any other cannot go on."""
-    diverged = [report.client for report in reports if not report.valid]
-    if len(diverged) == len(reports):
-        raise DivergedError(
-            f"every client that took part diverged in round {t + 1} (a loss or an upload is not finite); lower the "
-            "learning rates."
-        )
-    if diverged:
+def _note_trouble(t: int, result: RoundResult, trouble: dict[str, int | None], observer: Observer) -> None:
+    """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
+    diverged = [report.client for report in result.reports if not report.valid]
+    trouble["left_out"] = (trouble["left_out"] or 0) + len(diverged)
+    if len(diverged) == len(result.reports):
+        trouble["diverged_in_round"] = t + 1
+    elif diverged:
         observer.said(f"round {t + 1}: left out, not finite: client {', '.join(map(str, diverged))}")
-    return len(diverged)
+    if not result.aggregated:
+        trouble["discarded_aggregates"] = (trouble["discarded_aggregates"] or 0) + 1
+        observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
 
 
 def _metrics(t: int, reports: list[ClientReport], views: dict[str, View | None], labels: Tensor) -> dict[str, Any]:
@@ -134,6 +143,7 @@ def _summary(built: Built, metrics: dict[str, Any], ledger: Ledger, seconds: flo
         name: result and {test: {key: result[test][key] for key in figures} for test in TESTS}
         for name, result in metrics["accuracy"].items()
     }
+    best = accuracy[view]
     return {
         "method": experiment.method.name,
         "dataset": experiment.dataset.name,
@@ -144,7 +154,7 @@ def _summary(built: Built, metrics: dict[str, Any], ledger: Ledger, seconds: flo
         "backend": experiment.general.backend,
         "device": experiment.general.device,
         "accuracy": accuracy,
-        "headline": {"view": view, "test": "balanced", "mean": accuracy[view]["balanced"]["mean"]},
+        "headline": {"view": view, "test": "balanced", "mean": best and best["balanced"]["mean"]},
         "loss": metrics["loss"],
         "bytes_up": ledger.up.total(),
         "bytes_down": ledger.down.total(),
