@@ -19,7 +19,7 @@ from fedmate.models import MODELS
 from fedmate.partitions import PARTITIONS
 
 VMAP_FLOPS_PER_STEP = 50_000_000
-"""The largest step, in floating-point operations, for which mapping over clients beats a loop on a CPU."""
+"""The largest step, in floating-point operations, for which a CPU maps over clients: docs/backends.md."""
 
 
 class Built(NamedTuple):
