@@ -1,5 +1,56 @@
-"""Personalised federated learning: FedMate and the methods it is compared with."""
+"""Personalised federated learning: FedMate and the methods it is compared with.
+
+    import fedmate
+    record = fedmate.run(method="fedmate", dataset="digits")
+    record.accuracy()
+
+Names are imported when they are first used: `import fedmate` itself is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmate.api import compare, load, run
+    from fedmate.datasets.given import Pool, Sites
+    from fedmate.errors import DivergedError, FedmateError, UserError
+    from fedmate.experiment.record import Record
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "DivergedError",
+    "FedmateError",
+    "Pool",
+    "Record",
+    "Sites",
+    "UserError",
+    "__version__",
+    "compare",
+    "load",
+    "run",
+]
+
+_PLACES = {
+    "DivergedError": "fedmate.errors",
+    "FedmateError": "fedmate.errors",
+    "Pool": "fedmate.datasets.given",
+    "Record": "fedmate.experiment.record",
+    "Sites": "fedmate.datasets.given",
+    "UserError": "fedmate.errors",
+    "compare": "fedmate.api",
+    "load": "fedmate.api",
+    "run": "fedmate.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module `fedmate` has no attribute `{name}`")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

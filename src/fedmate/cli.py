@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
-import time
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fedmate import __version__
-from fedmate.errors import DivergedError, FedmateError
+from fedmate.errors import DivergedError, FedmateError, UserError
 
 if TYPE_CHECKING:
-    from fedmate.experiment.build import Built
-    from fedmate.experiment.config import Experiment
+    from fedmate.experiment.jobs import Job
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,18 +58,25 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the record; it must not exist. [default: runs/...]")
     ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue the interrupted run or comparison in this folder.")
+    ] = None,
 ) -> None:
     """Run an experiment, or compare several methods on it, and keep the record."""
-    from fedmate.experiment.build import build
-    from fedmate.experiment.compose import compose
-    from fedmate.experiment.record import check_free
+    from fedmate.experiment.compose import Request
+    from fedmate.experiment.config import load_file, parse_set
+    from fedmate.experiment.jobs import resumed, started
 
-    experiments = compose(experiment, method or [], dataset, set_ or [])
-    folder = out or _default_folder(experiments)
-    folders = [folder] if len(experiments) == 1 else [folder / e.method.name for e in experiments]
-    check_free(folder)
-    # Everything is built before anything is written: a mistake in the last method leaves no half comparison.
-    _run_all([build(e) for e in experiments], folders)
+    base = None if experiment is None else load_file(experiment)
+    request = Request(base, method or [], dataset, parse_set(set_ or []))
+    if resume is not None:
+        if out is not None:
+            raise UserError("`--out` begins a new run and `--resume` goes on with an old one; give one of them.")
+        with resumed(request, resume) as jobs:
+            _run_all(jobs, resume)
+    else:
+        with started(request, out) as jobs:
+            _run_all(jobs, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent)
 
 
 @app.command("list")
@@ -93,64 +100,80 @@ def _console() -> Console:
     return Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 
 
-def _default_folder(experiments: list[Experiment]) -> Path:
-    first = experiments[0]
-    what = first.method.name if len(experiments) == 1 else "comparison"
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{first.dataset.name}-{what}-{stamp}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
-
-
-def _run_all(built: list[Built], folders: list[Path]) -> None:
-    """Run one experiment after the other and compare those that end; one that diverges does not stop the rest."""
-    from fedmate.experiment.run import run
-    from fedmate.progress import Bar, Lines, bars
+def _run_all(jobs: list[Job], folder: Path) -> None:
+    """Run what is not finished, and print one table of all."""
+    from fedmate.experiment.jobs import run_jobs
+    from fedmate.progress import Display
 
     console = _console()
-    for note in dict.fromkeys(note for b in built for note in b.notes):
-        console.out(f"Note: {note}", highlight=False)
-    live = bars(console) if console.is_terminal else None
-    summaries: list[dict[str, Any]] = []
-    failures: list[DivergedError] = []
-    stopped_in: Path | None = None
-    with live or nullcontext():
-        for one, folder in zip(built, folders, strict=True):
-            try:
-                summaries.append(run(one, folder, Bar(live) if live else Lines(console)))
-            except DivergedError as error:
-                failures.append(DivergedError(f"{one.experiment.method.name}: {error} The record is in {folder}."))
-            except KeyboardInterrupt:
-                stopped_in = folder
-                break
-    _print_results(console, summaries, folders)
-    if stopped_in is not None:
-        typer.echo(f"Stopped. The record so far is in {stopped_in}.", err=True)
-        raise typer.Exit(130)
-    if failures:
-        raise DivergedError(" ".join(map(str, failures)))
+    for job in jobs:
+        if job.built is None:
+            console.out(f"{job.folder} is finished already: nothing to do.", highlight=False)
+    with Display(console) as display:
+        display.notes(note for job in jobs for note in job.notes)
+        try:
+            diverged = run_jobs(jobs, display.observer)
+        except (KeyboardInterrupt, OSError) as error:
+            stopped: KeyboardInterrupt | OSError | None = error
+        else:
+            stopped = None
+    _print_results(console, [job.folder for job in jobs])
+    if stopped is not None:
+        raise _say_how_to_continue(stopped, jobs, folder)
+    if diverged:
+        raise DivergedError(" ".join(diverged))
 
 
-def _print_results(console: Console, summaries: list[dict[str, Any]], folders: list[Path]) -> None:
-    from fedmate.report.tables import comparison
+def _say_how_to_continue(stopped: KeyboardInterrupt | OSError, jobs: list[Job], folder: Path) -> typer.Exit:
+    """Tell what is saved, as the disk has it now, and return the exit status."""
+    from fedmate.experiment.checkpoint import Checkpoint
+    from fedmate.experiment.record import Record
 
-    if summaries:
-        table = comparison(summaries)
-        # A line that wraps is better than a number that is cut.
-        width = max(console.width, console.measure(table).minimum)
-        console.print(table, highlight=False, width=width, crop=False)
-        console.out(f"Records: {', '.join(map(str, folders))}", highlight=False)
+    job = next((job for job in jobs if not Record(job.folder).finished), jobs[-1])
+    done, of = Checkpoint(job.folder).standing.round, Record(job.folder).config["rounds"]
+    reason = "Stopped" if isinstance(stopped, KeyboardInterrupt) else f"Error: {_one_line(str(stopped))}"
+    command = f"fedmate run --resume {shlex.quote(str(folder))}"
+    typer.echo(f"{reason}. {job.folder} is saved after round {done} of {of}. Continue with: {command}", err=True)
+    if isinstance(stopped, Terminated):
+        return typer.Exit(143)
+    return typer.Exit(130 if isinstance(stopped, KeyboardInterrupt) else 1)
+
+
+def _print_results(console: Console, folders: list[Path]) -> None:
+    from fedmate.experiment.record import Record
+    from fedmate.report.tables import comparison, newcomers
+
+    summaries = [record.summary for record in map(Record, folders) if record.finished]
+    ended = [summary for summary in summaries if summary["diverged_in_round"] is None]
+    if not ended:
+        return
+    for table in (comparison(ended), newcomers(ended)):
+        if table is not None:
+            # A line that wraps is better than a number that is cut.
+            width = max(console.width, console.measure(table).minimum)
+            console.print(table, highlight=False, width=width, crop=False)
+    console.out(f"Records: {', '.join(map(str, folders))}", highlight=False)
+
+
+class Terminated(KeyboardInterrupt):
+    """The system asks the process to end, as a scheduler does when time is up: what Ctrl-C saves is saved then, too."""
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def main() -> None:
     """Run the command; a mistake of the user is one sentence and status 2, divergence status 3."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except OSError as error:
         typer.echo(f"Error: {_one_line(str(error))}; what was recorded until then is intact.", err=True)
         sys.exit(1)
+    except KeyboardInterrupt as error:
+        typer.echo("Stopped.", err=True)
+        sys.exit(143 if isinstance(error, Terminated) else 130)
     except FedmateError as error:
         typer.echo(f"Error: {_one_line(str(error))}", err=True)
         sys.exit(3 if isinstance(error, DivergedError) else 2)

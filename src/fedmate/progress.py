@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import final
+from collections.abc import Iterable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Self, final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -21,10 +24,10 @@ class Bar(Observer):
         self._progress = progress
         self._task: TaskID | None = None
 
-    def started(self, built: Built) -> None:
+    def started(self, built: Built, done: int) -> None:
         """Add a bar."""
         name, rounds = built.experiment.method.name, built.experiment.general.rounds
-        self._task = self._progress.add_task(name, total=rounds, accuracy="")
+        self._task = self._progress.add_task(name, total=rounds, completed=done, accuracy="")
 
     def round_done(self, done: int, headline: float | None) -> None:
         """Move the bar on."""
@@ -44,12 +47,14 @@ class Lines(Observer):
     def __init__(self, console: Console) -> None:
         """Print to a console."""
         self._console = console
-        self._name, self._rounds, self._start, self._shown = "", 0, 0.0, None
+        self._name, self._rounds, self._before, self._start, self._shown = "", 0, 0, 0.0, None
 
-    def started(self, built: Built) -> None:
+    def started(self, built: Built, done: int) -> None:
         """Remember how long the run is."""
         self._name, self._rounds = built.experiment.method.name, built.experiment.general.rounds
-        self._start = time.perf_counter()
+        self._start, self._before = time.perf_counter(), done
+        if done:
+            self.said(f"{self._name}: continuing after round {done}/{self._rounds}")
 
     def round_done(self, done: int, headline: float | None) -> None:
         """Print a line when there is something to tell."""
@@ -57,13 +62,64 @@ class Lines(Observer):
         if not evaluated and done % max(1, self._rounds // 10) and done != self._rounds:
             return
         self._shown = headline  # type: ignore[assignment]
-        left = (time.perf_counter() - self._start) / done * (self._rounds - done)
+        left = (time.perf_counter() - self._start) / (done - self._before) * (self._rounds - done)
         accuracy = "" if headline is None else f"  accuracy {headline:.2f} %"
         self.said(f"{self._name}: round {done}/{self._rounds}{accuracy}  {left:.0f} s left")
 
     def said(self, sentence: str) -> None:
         """Print one line, however long."""
         self._console.out(sentence, highlight=False)
+
+
+@final
+class Display:
+    """Shows several runs, one after the other, while it is open.
+
+    Args:
+        console: where; nowhere if `None`.
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        """Choose bars or lines."""
+        self._console = console
+        self._bars = bars(console) if console is not None and console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        """Start to draw."""
+        (self._bars or nullcontext()).__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last picture."""
+        (self._bars or nullcontext()).__exit__(kind, error, trace)
+
+    def observer(self) -> Observer:
+        """Return what shows the next run."""
+        if self._console is None:
+            return Silence()
+        return Lines(self._console) if self._bars is None else Bar(self._bars)
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Print what should be read first, each sentence once."""
+        if self._console is not None:
+            for note in dict.fromkeys(notes):
+                self._console.out(f"Note: {note}", highlight=False)
+
+
+@final
+class Silence(Observer):
+    """Shows nothing."""
+
+    def started(self, built: Built, done: int) -> None:
+        """Say nothing."""
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        """Say nothing."""
+
+    def said(self, sentence: str) -> None:
+        """Say nothing."""
 
 
 def bars(console: Console) -> Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -75,6 +75,8 @@ class RoundResult(NamedTuple):
         server: its next state.
         reports: one per participant, in the order of their ids.
         views: by name, empty in a round that is not evaluated; `None` for a view the method does not have.
+        newcomers: accuracies `[newcomers, classes]` `before` and `after` adapting; empty unless evaluated, or if
+            there are none.
         diagnostics: of the `clients`, a stack in the order of `reports`, and of the `server`.
         aggregated: false if the aggregate was not finite, so that the server kept its previous state.
     """
@@ -82,6 +84,7 @@ class RoundResult(NamedTuple):
     server: Tree
     reports: list[ClientReport]
     views: dict[str, View | None]
+    newcomers: dict[str, Tensor]
     diagnostics: Tree
     aggregated: bool
 
@@ -131,8 +134,12 @@ class Backend(ABC):
 
     @property
     @abstractmethod
-    def clients(self) -> list[Tree]:
-        """The clients' states, by id."""
+    def clients(self) -> Sequence[Tree]:
+        """The clients' states, by id. What was returned keeps its content: a round makes new states."""
+
+    @abstractmethod
+    def restore(self, states: Mapping[int, Tree]) -> None:
+        """Put some clients back into the states they had at another time."""
 
     @abstractmethod
     def train(self, server: Tree, task: Round) -> Cohort:
@@ -142,15 +149,21 @@ class Backend(ABC):
     def view(self, server: Tree, task: Round) -> Tree:
         """Return the accuracies `[clients, classes]` of the views that each client has after the next broadcast."""
 
+    @abstractmethod
+    def adapt(self, server: Tree, task: Round) -> Tree:
+        """Return the accuracies `[newcomers, classes]` `before` and `after` each newcomer adapts."""
+
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to."""
-        with torch.no_grad(), _one_thread():
+        with torch.no_grad(), one_thread():
             cohort = self.train(server, task)
             ids = torch.tensor(task.participants, device=self.key.device)
             proposed = self.method.aggregate(server, cohort.uploads, ids, cohort.valid)
             finite = all_finite(proposed)
             server = where(finite, proposed, server)
             views = self._views(server, task, cohort) if task.evaluate else {}
+            met = task.evaluate and len(self.federation.newcomers) > 0
+            newcomers = self.adapt(server, task) if met else {}
         # Only now, with the round done, are numbers read back from the device.
         losses, valid = cohort.losses.tolist(), cohort.valid.tolist()
         reports = [
@@ -158,13 +171,17 @@ class Backend(ABC):
             for row, client in enumerate(task.participants)
         ]
         diagnostics = {"clients": cohort.diagnostics, "server": server.get("diagnostics", {})}
-        return RoundResult(server, reports, views, diagnostics, bool(finite))
+        return RoundResult(server, reports, views, newcomers, diagnostics, bool(finite))
 
     def initial_clients(self) -> list[Tree]:
         """Return every client's state before its first round."""
         params = self.method.setup.model.init_params()
         keys = [fold(self.key, "client", i) for i in range(len(self.federation.clients))]
         return [self.method.init_client(params, key) for key in keys]
+
+    def initial_newcomers(self) -> list[Tree]:
+        """Return every newcomer's state before it has met anybody."""
+        return [initial_newcomer(self.method, self.key, i) for i in range(len(self.federation.newcomers))]
 
     def download(self, server: Tree, round_number: int, client_id: Tensor) -> Tree:
         """Return the parts of the message to a client that cross in a round."""
@@ -186,8 +203,18 @@ class Backend(ABC):
         return views
 
 
+def initial_newcomer(method: Method, key: Tensor, number: int) -> Tree:
+    """Return the state of a newcomer before it has met anybody; newcomers are numbered on their own."""
+    return method.init_client(method.setup.model.init_params(), fold(key, "newcomer", number))
+
+
+def welcome(method: Method, server: Tree, device: torch.device) -> Tree:
+    """Return the first message to a newcomer: what a client receives in its first round, sent to a stranger."""
+    return select(method.download(server, torch.tensor(-1, device=device)), method.wire(0).down)
+
+
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Keep torch from splitting an operation over threads: sums would depend on how many there are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

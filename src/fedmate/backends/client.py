@@ -69,9 +69,38 @@ def train_client(
     )
 
 
+class Adapted(NamedTuple):
+    """The models of a newcomer.
+
+    Attributes:
+        before: what it holds right after its first broadcast.
+        after: what it holds after one round of local training and `personalise`; `before` if it diverged.
+    """
+
+    before: Tree
+    after: Tree
+
+
+def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Adapted:
+    """Let a client that was not in training make a model its own; `client` is what `init_client` gave it."""
+    received = method.personal_params(client, download)
+    trained = method.local_update(client, download, data, fold(key, "update")).params
+    adapted = method.personalise(trained, data, fold(key, "personalise"))
+    return Adapted(received, where(all_finite(adapted), adapted, received))
+
+
 def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Tree:
     """Return the accuracies for each class of the `pre` view and the method's extra views after a broadcast."""
     personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
     views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}
     classes = method.setup.num_classes
     return {name: class_accuracies(method.setup.model, params, test, classes) for name, params in views.items()}
+
+
+def view_newcomer(
+    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
+) -> Tree:
+    """Return a newcomer's accuracies for each class, `before` and `after` it adapts."""
+    models = adapt_client(method, client, download, data, key)._asdict()
+    classes = method.setup.num_classes
+    return {name: class_accuracies(method.setup.model, params, test, classes) for name, params in models.items()}

@@ -7,15 +7,15 @@ operation runs on one thread, and results are put in the order of client ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import Backend, Cohort, Round, itemise
-from fedmate.backends.client import Trained, train_client, view_client
+from fedmate.backends.base import Backend, Cohort, Round, itemise, welcome
+from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
 from fedmate.core import Federation, Method, Tree, fold, plain_autograd, stack
 
 Answer = TypeVar("Answer")
@@ -52,7 +52,7 @@ class Sequential(Backend):
         self.workers = min(wanted, chunk_size or wanted)
         # One pool for the whole run: a model keeps a copy of its modules for every thread it meets.
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-        self._states = self.initial_clients()
+        self._states = tuple(self.initial_clients())
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation) -> str | None:
@@ -60,9 +60,13 @@ class Sequential(Backend):
         return None
 
     @property
-    def clients(self) -> list[Tree]:
+    def clients(self) -> Sequence[Tree]:
         """The clients' states, by id."""
         return self._states
+
+    def restore(self, states: Mapping[int, Tree]) -> None:
+        """Put some clients back into the states they had at another time."""
+        self._states = tuple(states.get(i, state) for i, state in enumerate(self._states))
 
     def train(self, server: Tree, task: Round) -> Cohort:
         """Train the participants side by side."""
@@ -74,8 +78,7 @@ class Sequential(Backend):
             return train_client(self.method, task.number, self._states[i], downloads[i], data, key, test)
 
         trained = self._map(train, task.participants)
-        for i, result in zip(task.participants, trained, strict=True):
-            self._states[i] = result.client
+        self.restore(dict(zip(task.participants, (result.client for result in trained), strict=True)))
         return Cohort(
             uploads=stack([result.upload for result in trained]),
             valid=torch.stack([result.valid for result in trained]),
@@ -94,6 +97,16 @@ class Sequential(Backend):
             return view_client(self.method, self._states[i], download, data, self._key(task, i), self.federation.test)
 
         return stack(self._map(view, range(len(self._states))))
+
+    def adapt(self, server: Tree, task: Round) -> Tree:
+        """Let newcomers adapt side by side, and evaluate them."""
+        states, download = self.initial_newcomers(), welcome(self.method, server, self.key.device)
+
+        def adapt(i: int) -> Tree:
+            data, key = self.federation.newcomers[i], fold(self.key, "newcomer round", task.number, i)
+            return view_newcomer(self.method, states[i], download, data, key, self.federation.test)
+
+        return stack(self._map(adapt, range(len(states))))
 
     def _download(self, server: Tree, round_number: int, client: int) -> Tree:
         return self.download(server, round_number, torch.tensor(client, device=self.key.device))

@@ -6,14 +6,15 @@ federation fast, on a CPU it pays for small models.
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import final, overload
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmate.backends.base import Backend, Cohort, Round, itemise
-from fedmate.backends.client import Trained, train_client, view_client
+from fedmate.backends.base import Backend, Cohort, Round, itemise, welcome
+from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
 from fedmate.core import ClientData, Federation, Method, Tree, fold, make_key, pad, stack, tree_map, unstack
 
 
@@ -47,9 +48,15 @@ class Vectorised(Backend):
         return None
 
     @property
-    def clients(self) -> list[Tree]:
-        """The clients' states, by id."""
-        return [unstack(self._stack, i) for i in range(len(self.federation.clients))]
+    def clients(self) -> Sequence[Tree]:
+        """The clients' states, by id, taken out of the stack one by one as they are asked for."""
+        return Unstacked(self._stack, len(self.federation.clients))
+
+    def restore(self, states: Mapping[int, Tree]) -> None:
+        """Put some clients back into the states they had at another time."""
+        if states:
+            ids = torch.tensor(list(states), device=self.key.device)
+            self._stack = _with_rows(self._stack, ids, stack(list(states.values())))
 
     def train(self, server: Tree, task: Round) -> Cohort:
         """Train the participants in one go, or in chunks."""
@@ -61,10 +68,11 @@ class Vectorised(Backend):
             return train_client(self.method, task.number, client, download, data, key, test)
 
         trained = vmap(train, chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        # Everybody at once is the common case, and needs no copy.
         if len(ids) == len(self.federation.clients):
             self._stack = trained.client
         else:
-            self._stack = tree_map(lambda all_, new: all_.index_copy(0, ids, new), self._stack, trained.client)
+            self._stack = _with_rows(self._stack, ids, trained.client)
         # Messages have one shape for all clients, so one of them tells the size of each.
         down = itemise(self.download(server, task.number, ids[0]))
         up = itemise(unstack(trained.upload, 0))
@@ -89,12 +97,54 @@ class Vectorised(Backend):
         views: Tree = vmap(view, chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
         return views
 
+    def adapt(self, server: Tree, task: Round) -> Tree:
+        """Let newcomers adapt at once, and evaluate them."""
+        download = welcome(self.method, server, self.key.device)
+        ids = torch.arange(len(self.federation.newcomers), device=self.key.device)
+
+        def adapt(client: Tree, data: ClientData, key: Tensor) -> Tree:
+            return view_newcomer(self.method, client, download, data, key, self.federation.test)
+
+        states, data = stack(self.initial_newcomers()), stack_data(self.federation.newcomers)
+        keys = fold(self.key, "newcomer round", task.number, ids)
+        views: Tree = vmap(adapt, chunk_size=self.chunk_size)(states, data, keys)
+        return views
+
     def _rows(self, task: Round, ids: Tensor) -> tuple[Tree, ClientData, Tensor]:
         """Return the states, the data and the keys of some clients."""
         keys = fold(self.key, "round", task.number, ids)
         if len(ids) == len(self.federation.clients):
             return self._stack, self._data, keys
         return tree_map(lambda leaf: leaf[ids], self._stack), ClientData(*(leaf[ids] for leaf in self._data)), keys
+
+
+@final
+class Unstacked(Sequence[Tree]):
+    """The clients of a stack, by id."""
+
+    def __init__(self, stacked: Tree, size: int) -> None:
+        """Look at a stack of `size` clients; it may have no leaf to tell how many there are."""
+        self._stack = stacked
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Tree: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tree]: ...
+    def __getitem__(self, index: int | slice) -> Tree | Sequence[Tree]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._size))]
+        if not -self._size <= index < self._size:
+            raise IndexError(f"client {index} of {self._size}")
+        return unstack(self._stack, index)
+
+
+def _with_rows(stacked: Tree, ids: Tensor, rows: Tree) -> Tree:
+    """Replace some clients of a stack; who holds the old stack keeps it."""
+    return tree_map(lambda leaf, new: leaf.index_copy(0, ids, new), stacked, rows)
 
 
 def _two_clients(federation: Federation, batch_size: int) -> Federation:

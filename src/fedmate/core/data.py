@@ -48,11 +48,13 @@ class Federation(NamedTuple):
         clients: by client id, unpadded.
         test: the test split, the same for every client.
         num_classes: how many classes there are, whether or not somebody holds them.
+        newcomers: clients that stay out of training and are met afterwards.
     """
 
     clients: tuple[ClientData, ...]
     test: ClientData
     num_classes: int
+    newcomers: tuple[ClientData, ...] = ()
 
 
 def client_data(x: Tensor, y: Tensor) -> ClientData:

@@ -159,6 +159,14 @@ def swap_layers(module: nn.Module, buffers: BufferPolicy) -> nn.Module:
     return swap(module, "")
 
 
+def drop_statistics(module: nn.Module) -> None:
+    """Let every BatchNorm inside `module` use the batch it sees, also in evaluation."""
+    for layer in module.modules():
+        if isinstance(layer, _BATCH_NORM):
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+
+
 def _twin(module: nn.Module, buffers: BufferPolicy, path: str) -> nn.Module:
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return KeyedDropout(module.p, isinstance(module, _CHANNEL_DROPOUT))

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedmate.core.data import Batch, client_data, pad
-from fedmate.core.layers import BufferPolicy, KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
+from fedmate.core.layers import (
+    BufferPolicy,
+    KeyedDropout,
+    MaskedBatchNorm,
+    drop_statistics,
+    sample_context,
+    swap_layers,
+)
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree
 from fedmate.errors import UserError
@@ -52,6 +59,7 @@ class Model:
         parent, _, name = classifier.rpartition(".")
         setattr(network.get_submodule(parent), name, nn.Identity())
         self.buffer_policy: BufferPolicy = buffers
+        self._original, self._classifier = copy.deepcopy(module).eval(), classifier
         self._extractor, self._head = network, head
         self._initial = {
             "extractor": {name: p.detach() for name, p in network.named_parameters()},
@@ -77,6 +85,26 @@ class Model:
     def init_params(self) -> Tree:
         """Return a copy of the parameters the module came with."""
         return {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in self._initial.items()}
+
+    def starting_from(self, params: Tree) -> Model:
+        """Return this model with other initial parameters."""
+        other = copy.copy(self)
+        other._initial = {part: dict(tensors) for part, tensors in params.items()}
+        return other
+
+    def to_module(self, params: Tree) -> nn.Module:
+        """Return the module as the user wrote it, with these parameters, in evaluation mode."""
+        module = copy.deepcopy(self._original)
+        tensors = {**params["extractor"], **params["buffers"]}
+        tensors |= {f"{self._classifier}.{name}": t for name, t in params["classifier"].items()}
+        if self.buffer_policy == "dropped":
+            drop_statistics(module)
+        with torch.no_grad():
+            for name, target in (*module.named_parameters(), *module.named_buffers()):
+                # Layers count batches in a buffer of their own, which nothing reads.
+                if name in tensors:
+                    target.copy_(tensors[name])
+        return module
 
     @property
     def num_parameters(self) -> int:
@@ -134,14 +162,14 @@ class Model:
             self._local.skeletons = made
         return made
 
-    def check(self, module: nn.Module, x: Tensor, num_classes: int) -> None:
-        """Raise `UserError` unless this model computes what `module` computes, on a few samples `x`."""
+    def check(self, x: Tensor, num_classes: int) -> None:
+        """Raise `UserError` unless this model computes what its module computes, on a few samples `x`."""
         params = self.init_params()
         not_last = "`classifier` must name the layer whose output is the module's output; it is not the last."
         try:
             self._check_no_hidden_randomness(params, x)
             with torch.no_grad():
-                logits, expected = self.logits(params, x), copy.deepcopy(module).eval()(x)
+                logits, expected = self.logits(params, x), self.to_module(params)(x)
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise UserError(f"{not_last} ({str(error).splitlines()[0]})") from error
         if not isinstance(expected, Tensor):

@@ -13,10 +13,30 @@ from fedmate.core.options import check_options
 
 
 class Samples(NamedTuple):
-    """Inputs `[samples, channels, height, width]`, float32, and labels `[samples]`, int64."""
+    """Inputs `[samples, ...]`, images as `[samples, channels, height, width]`, and labels `[samples]`, int64."""
 
-    x: NDArray[np.float32]
+    x: NDArray[Any]
     y: NDArray[np.int64]
+
+
+class Normalisation(NamedTuple):
+    """What is done to raw samples before a network reads them: subtract `mean`, divide by `std`.
+
+    Both have a number for each channel, or one for all. They are constants of the data set, so that a client's input
+    does not depend on anybody's data, and travel with every model that leaves.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def apply(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return samples as the network reads them, in single precision unless there is nothing to do."""
+        if self == Normalisation():
+            return x
+        shape = (-1, *[1] * (x.ndim - 2))
+        mean, std = (np.array(values).reshape(shape) for values in self)
+        normalised: NDArray[np.float32] = ((x - mean) / std).astype(np.float32)
+        return normalised
 
 
 class Arrays(NamedTuple):
@@ -26,11 +46,13 @@ class Arrays(NamedTuple):
         train: what is dealt to the clients.
         test: the official test split; `None` if there is none, then what no client holds is the test split.
         class_names: one for each label.
+        normalisation: what the samples still need.
     """
 
     train: Samples
     test: Samples | None
     class_names: tuple[str, ...]
+    normalisation: Normalisation = Normalisation()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fedmate.datasets.base import Arrays, Dataset, Samples
+from fedmate.datasets.base import Arrays, Dataset, Normalisation, Samples
 
-# Of all pixels, which lie in 0..16; constants, so that a client's input does not depend on anybody's data.
-MEAN, STANDARD_DEVIATION = 4.884, 6.017
+NORMALISATION = Normalisation(mean=(4.884,), std=(6.017,))
+"""Of all pixels, which lie in 0..16."""
 
 
 @final
@@ -32,7 +32,7 @@ class Digits(Dataset):
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"tuned": {"training": {"learning_rate": 0.2}}}
 
     def load(self) -> Arrays:
-        """Read the digits, pixels standardised."""
+        """Read the digits."""
         images, labels = load_digits(return_X_y=True)
-        x = ((images.reshape(-1, 1, 8, 8) - MEAN) / STANDARD_DEVIATION).astype(np.float32)
-        return Arrays(Samples(x, labels.astype(np.int64)), None, tuple(str(digit) for digit in range(10)))
+        samples = Samples(images.reshape(-1, 1, 8, 8), labels.astype(np.int64))
+        return Arrays(samples, None, tuple(str(digit) for digit in range(10)), NORMALISATION)

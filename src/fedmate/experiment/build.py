@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedmate.backends import BACKENDS, Backend
-from fedmate.core import Federation, Method, Model, Setup, client_data, fold, make_key
+from fedmate.core import ClientData, Federation, Method, Model, Setup, client_data, fold, make_key
+from fedmate.core.serialise import fit_to
 from fedmate.datasets import DATASETS, Arrays, Samples
 from fedmate.errors import UserError
+from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment
+from fedmate.experiment.given import NOTHING, Given
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.partitions import PARTITIONS
@@ -30,6 +38,7 @@ class Built(NamedTuple):
         method: with its setup.
         federation: on the device.
         backend: with every client in its initial state.
+        card: what the network reads and answers.
         notes: sentences the user should read before it starts.
     """
 
@@ -37,20 +46,27 @@ class Built(NamedTuple):
     method: Method
     federation: Federation
     backend: Backend
+    card: Card
     notes: list[str]
 
 
-def build(experiment: Experiment) -> Built:
-    """Load the data, deal it, make the model and the method; raise `UserError` if they do not fit."""
+def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, Tensor] | None = None) -> Built:
+    """Load the data, deal it, make the model and the method; raise `UserError` if they do not fit.
+
+    Args:
+        experiment: what to run.
+        given: data and a network that came from Python.
+        initial: parameters to start from, by path, instead of the network's own.
+    """
+    given.check(experiment)
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
     general = experiment.general
     key = make_key(general.seed, general.device)
-    arrays = DATASETS[experiment.dataset.name](**experiment.dataset.options).load()
-    federation = _deal(experiment, arrays)
-    model = _make_model(experiment, federation)
-    setup = Setup(model, federation.num_classes, general.rounds, experiment.training)
-    method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
-    method = replace(method, setup=replace(setup, model=method.prepare(model)))
+    arrays = given.data.arrays if given.data else DATASETS[experiment.dataset.name](**experiment.dataset.options).load()
+    federation = _deal(experiment, arrays, given)
+    card = Card(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, general.dtype)
+    method = make_method(experiment, card, given, initial)
+    method.setup.model.check(federation.test.x[:2], federation.num_classes)
     notes = _notes(experiment, federation)
     late = sorted(method.wire(0).down - method.wire(general.rounds).down)
     if late:
@@ -64,7 +80,20 @@ def build(experiment: Experiment) -> Built:
         notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")
         name = "sequential"
     backend = BACKENDS[name](method, federation, key, chunk_size=general.chunk_size)
-    return Built(experiment.with_general(backend=name), method, federation, backend, notes)
+    return Built(experiment.with_general(backend=name), method, federation, backend, card, notes)
+
+
+def make_method(
+    experiment: Experiment, card: Card, given: Given = NOTHING, initial: Mapping[str, Tensor] | None = None
+) -> Method:
+    """Make the network and the method around it; no data is needed for that."""
+    model = _make_model(experiment, card, given)
+    setup = Setup(model, len(card.class_names), experiment.general.rounds, experiment.training)
+    method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
+    model = method.prepare(model)
+    if initial is not None:
+        model = model.starting_from(fit_to(dict(initial), model.init_params()))
+    return replace(method, setup=replace(setup, model=model))
 
 
 def decide_device(name: str) -> str:
@@ -109,12 +138,12 @@ def _check_device(name: str) -> None:
         raise UserError(f"`device` is `{name}`, but torch finds {count} CUDA devices here; use `cpu` or `auto`.")
 
 
-def _deal(experiment: Experiment, arrays: Arrays) -> Federation:
+def _deal(experiment: Experiment, arrays: Arrays, given: Given) -> Federation:
     """Give each client its rows, and everybody the test split."""
-    partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
-    # numpy deals on the host: the split is the same whatever the device and the precision.
-    rng = np.random.default_rng([experiment.general.seed % 2**64, *b"partition"])
-    rows = partition.split(arrays.train.y, len(arrays.class_names), rng)
+    rows = given.data.hands if given.data else None
+    if rows is None:
+        partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
+        rows = partition.split(arrays.train.y, len(arrays.class_names), _random(experiment, b"partition"))
     test = arrays.test
     if test is None:
         rest = np.setdiff1d(np.arange(len(arrays.train.y)), np.concatenate(rows))
@@ -124,27 +153,53 @@ def _deal(experiment: Experiment, arrays: Arrays) -> Federation:
             "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
             "`partition.examples` or `partition.clients`."
         )
-    device, dtype = experiment.general.device, getattr(torch, experiment.general.dtype)
-    x = torch.from_numpy(arrays.train.x).to(device, dtype)
-    y = torch.from_numpy(arrays.train.y).to(device)
+    x, y = to_device(experiment, arrays.normalisation.apply(arrays.train.x), arrays.train.y)[:2]
+    clients = [client_data(x[index], y[index]) for index in (torch.from_numpy(r).to(y.device) for r in rows)]
+    away = _held_out(experiment, len(rows))
     return Federation(
-        clients=tuple(client_data(x[torch.from_numpy(r).to(device)], y[torch.from_numpy(r).to(device)]) for r in rows),
-        test=client_data(torch.from_numpy(test.x).to(device, dtype), torch.from_numpy(test.y).to(device)),
+        clients=tuple(data for i, data in enumerate(clients) if i not in away),
+        test=to_device(experiment, arrays.normalisation.apply(test.x), test.y),
         num_classes=len(arrays.class_names),
+        newcomers=tuple(clients[i] for i in sorted(away)),
     )
 
 
-def _make_model(experiment: Experiment, federation: Federation) -> Model:
+def to_device(experiment: Experiment, x: NDArray[Any], y: NDArray[Any]) -> ClientData:
+    """Put samples where an experiment runs, in its precision."""
+    device, dtype = experiment.general.device, getattr(torch, experiment.general.dtype)
+    return client_data(torch.from_numpy(x).to(device, dtype), torch.from_numpy(y).to(device))
+
+
+def _random(experiment: Experiment, purpose: bytes) -> np.random.Generator:
+    # numpy deals on the host: the split is the same whatever the device and the precision.
+    return np.random.default_rng([experiment.general.seed % 2**64, *purpose])
+
+
+def _held_out(experiment: Experiment, num_clients: int) -> set[int]:
+    """Choose who stays out of training: `holdout_clients` of them, rounded down."""
+    share = experiment.general.holdout_clients
+    # The small addition undoes rounding: 0.29 * 100 is 28.999999999999996.
+    count = math.floor(share * num_clients + 1e-9)
+    if share and not count:
+        raise UserError(
+            f"`holdout_clients` is {share}, which of {num_clients} clients is none; set it to at least "
+            f"{1 / num_clients:.2g}, or to 0."
+        )
+    return set(_random(experiment, b"holdout").permutation(num_clients)[:count].tolist())
+
+
+def _make_model(experiment: Experiment, card: Card, given: Given) -> Model:
     """Initialise the network as PyTorch does, from the experiment's seed and leaving the global generator alone."""
     architecture = MODELS[experiment.model.name](**experiment.model.options)
-    sample = federation.test.x[:2]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(fold(make_key(experiment.general.seed), "model")))
-        module = architecture.build(tuple(sample.shape[1:]), federation.num_classes)
-    module = module.to(sample.device, sample.dtype)
-    model = Model(module, classifier=architecture.classifier, buffers=architecture.buffers)
-    model.check(module, sample, federation.num_classes)
-    return model
+    layer = architecture.classifier
+    if given.module is not None:
+        module, layer = copy.deepcopy(given.module), experiment.model.options["layer"]
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(fold(make_key(experiment.general.seed), "model")))
+            module = architecture.build(card.input_shape, len(card.class_names))
+    module = module.to(experiment.general.device, getattr(torch, experiment.general.dtype))
+    return Model(module, classifier=layer, buffers=architecture.buffers)
 
 
 def _notes(experiment: Experiment, federation: Federation) -> list[str]:

@@ -1,24 +1,49 @@
-"""From the command's words to the experiments it asks for, one per method."""
+"""From the words of a command or a call to the experiments they ask for, one per method."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 from fedmate.core.options import options_of
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, Layer, check_shape, load_file, lookup, parse_set, resolve
+from fedmate.experiment.config import Experiment, Layer, check_shape, lookup, resolve
+from fedmate.experiment.given import NOTHING, Given
 from fedmate.methods import METHODS
 
+NO_SETTINGS = Layer("--set", {})
 
-def compose(
-    file: Path | None, methods: Sequence[str], dataset: str | None, assignments: Sequence[str]
-) -> list[Experiment]:
-    """Return an experiment for each of `methods`, or one if none is named."""
-    layers = [load_file(file)] if file is not None else []
-    if dataset is not None:
-        layers.append(Layer("--dataset", {"dataset": {"name": dataset}}))
-    settings = parse_set(assignments)
+
+class Request(NamedTuple):
+    """What somebody asks for.
+
+    Attributes:
+        base: an experiment's file, or its content.
+        methods: which to compare; the experiment's own if there are none.
+        dataset: the name of a data set.
+        settings: single values that come last.
+        given: data and a network from Python.
+    """
+
+    base: Layer | None = None
+    methods: Sequence[str] = ()
+    dataset: str | None = None
+    settings: Layer = NO_SETTINGS
+    given: Given = NOTHING
+
+    @property
+    def describes(self) -> bool:
+        """Whether it says anything about the experiment that a file could hold."""
+        return self.base is not None or bool(self.methods) or self.dataset is not None or bool(self.settings.values)
+
+
+def compose(request: Request) -> list[Experiment]:
+    """Return an experiment for each of the methods, or one if none is named."""
+    layers = [] if request.base is None else [request.base]
+    if request.dataset is not None:
+        layers.append(Layer("--dataset", {"dataset": {"name": request.dataset}}))
+    layers.append(request.given.layer())
+    settings, methods = request.settings, request.methods
     check_shape(settings)
     if not methods:
         return [resolve([*layers, settings])]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -37,6 +37,10 @@ class General:
     rounds: int = option(50, "how many rounds there are (T)", Limits(at_least=1))
     participation: float = option(1.0, "share of clients sampled each round", Limits(above=0, at_most=1))
     eval_every: int = option(10, "rounds between evaluations; the last is always evaluated", Limits(at_least=1))
+    holdout_clients: float = option(
+        0.0, "share of clients kept out of training and met as newcomers", Limits(at_least=0, below=1)
+    )
+    checkpoint_every: int = option(10, "rounds between checkpoints; the last is always saved", Limits(at_least=1))
     backend: str = option("auto", "how clients are run; `auto` chooses")
     chunk_size: int | None = option(None, "the most clients at once, to bound memory", Limits(at_least=1))
     device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one")
@@ -112,17 +116,27 @@ def load_file(path: Path) -> Layer:
 
 def parse_set(assignments: Sequence[str]) -> Layer:
     """Read `key=value` and `section.key=value` as a layer; a value that is not TOML is taken as a string."""
-    values: Values = {}
+    pairs = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        section, dot, name = key.strip().rpartition(".")
-        if not equals or not name or (dot and not section) or "." in section:
+        if not equals:
             raise UserError(f"`--set` got `{assignment}`; write `key=value` or `section.key=value`.")
+        pairs.append((key.strip(), _parse_value(text.strip())))
+    return nest("--set", pairs)
+
+
+def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> Layer:
+    """Make a layer of values whose keys are written `key` or `section.key`."""
+    values: Values = {}
+    for key, value in pairs:
+        section, dot, name = key.rpartition(".")
+        if not name or (dot and not section) or "." in section:
+            raise UserError(f"`{source}` got `{key}={value}`; write `key=value` or `section.key=value`.")
         target = values.setdefault(section, {}) if section else values
         if not isinstance(target, dict) or isinstance(target.get(name), dict):
-            raise UserError(f"`--set` gives `{section or name}` both a value and keys; give one of them.")
-        target[name] = _parse_value(text.strip())
-    return Layer("--set", values)
+            raise UserError(f"`{source}` gives `{section or name}` both a value and keys; give one of them.")
+        target[name] = value
+    return Layer(source, values)
 
 
 def _parse_value(text: str) -> Any:

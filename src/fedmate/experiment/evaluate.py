@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmate.backends.base import View
-from fedmate.core import Federation, class_counts
+from fedmate.core import ClientData, class_counts
 
 TESTS = ("balanced", "own")
 """`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution."""
 
 
-def label_distribution(federation: Federation) -> Tensor:
+def label_distribution(clients: Sequence[ClientData], num_classes: int) -> Tensor:
     """Return p_ik, the share of each class in each client's samples, `[clients, classes]`, float64."""
-    counts = torch.stack([class_counts(data, federation.num_classes) for data in federation.clients])
+    counts = torch.stack([class_counts(data, num_classes) for data in clients])
     return counts.to(torch.float64).cpu() / counts.sum(1, keepdim=True).cpu()
 
 

@@ -5,157 +5,169 @@ environment.json  versions, machine and commit
 rounds.csv        a row per round and participant: losses around local training, bytes by item
 metrics.jsonl     a row per evaluated round
 diagnostics/      what the method recorded in an evaluated round, as safetensors; absent if it records nothing
+checkpoint/       the states of server and clients: what a run continues from, and where models are exported from
 clients.csv       a row per client: its samples and its figures in the last round
-summary.json      the figures of the last round and the totals
+summary.json      the figures of the last round and the totals; it is written last, so it marks a finished run
+comparison.json   instead of all these, in the folder of a comparison: the names of its runs, a folder each
 """
 
 from __future__ import annotations
 
 import csv
-import errno
 import json
-import platform
-import subprocess
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from fedmate import __version__
 from fedmate.errors import UserError
+
+Content = TypeVar("Content")
 
 
 @final
 class Record:
-    """A run folder being written.
+    """A run's record, read from its folder whenever it is asked; the run may be finished, stopped or going on.
 
     Args:
-        folder: where; it must not exist.
-        config: the experiment in TOML.
+        folder: the run's folder.
+
+    Example:
+        >>> import fedmate, tempfile
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> _ = fedmate.run(method="local", set={"rounds": 1, "partition.clients": 2}, out=folder)
+        >>> record = fedmate.load(folder)
+        >>> record.finished, record.config["method"]["name"], len(record.clients)
+        (True, 'local', 2)
+        >>> record.accuracy("post", "own") == record.metrics[-1]["accuracy"]["post"]["own"]["mean"]
+        True
     """
 
-    def __init__(self, folder: Path, config: str) -> None:
-        """Create the folder and say what is about to run."""
-        check_free(folder)
+    def __init__(self, folder: Path | str) -> None:
+        """Look at a folder, or raise `UserError` if it holds no record."""
+        self.folder = Path(folder)
+        if not (self.folder / "config.toml").is_file():
+            hint = "it is not a run's folder" if self.folder.exists() else "it does not exist"
+            if (self.folder / "comparison.json").is_file():
+                hint = f"it is a comparison of {', '.join(f'`{run.name}`' for run in runs_of(self.folder))}"
+            raise UserError(f"`{self.folder}` holds no record: {hint}; give the folder of a run.")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The experiment, section by section."""
+        return self._read("config.toml", tomllib.loads)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, machine and commit."""
+        environment: dict[str, Any] = self._read("environment.json", json.loads)
+        return environment
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the last round and the totals."""
+        if not self.finished:
+            raise UserError(
+                f"`{self.folder}` is not finished, so it has no summary; continue it with `fedmate run --resume "
+                f"{self.folder}`."
+            )
+        summary: dict[str, Any] = self._read("summary.json", json.loads)
+        return summary
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The evaluated rounds; a last line that was torn by a kill is left out."""
+        return self._read("metrics.jsonl", lambda text: [json.loads(line) for line in whole_lines(text)], default="")
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The participants of every round."""
+        return self._read("rounds.csv", _parse_csv, default="")
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """The clients, once the run is finished."""
+        return self._read("clients.csv", _parse_csv, default="")
+
+    def diagnostics(self, round_number: int) -> dict[str, Tensor]:
+        """Return what the method recorded in an evaluated round."""
+        path = self.folder / "diagnostics" / f"round_{round_number:06d}.safetensors"
         try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise _unusable(folder, error) from None
-        self.folder = folder
-        (folder / "config.toml").write_text(config, encoding="utf-8")
-        (folder / "environment.json").write_text(_to_json(environment()), encoding="utf-8")
+            tensors: dict[str, Tensor] = load_file(path)
+        except (OSError, SafetensorError):
+            known = sorted(int(p.stem.removeprefix("round_")) for p in path.parent.glob("round_*.safetensors"))
+            has = f"it has {', '.join(map(str, known))}" if known else "its method records none"
+            raise UserError(f"`{self.folder}` has no diagnostics of round {round_number}; {has}.") from None
+        return tensors
 
-    def add_round(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append the participants of a round to `rounds.csv`."""
-        _write_csv(self.folder / "rounds.csv", rows)
+    def accuracy(self, view: str | None = None, test: str = "balanced") -> float | None:
+        """Return the mean over clients in the last round, in percent; `view` defaults to the method's headline."""
+        summary = self.summary
+        views, view = summary["accuracy"], view or summary["headline"]["view"]
+        if view not in views:
+            raise UserError(f"`view` is `{view}`; this run has {', '.join(f'`{name}`' for name in views)}.")
+        if test not in ("balanced", "own"):
+            raise UserError(f"`test` is `{test}`; use `balanced` or `own`.")
+        figure: float | None = views[view] and views[view][test]["mean"]
+        return figure
 
-    def add_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append an evaluated round to `metrics.jsonl`."""
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+    def __repr__(self) -> str:
+        """Say what it is and how it ended."""
+        config = self.config
+        what = f"{config['method']['name']} on {config['dataset']['name']}, {config['rounds']} rounds"
+        if not self.finished:
+            return f"Record({str(self.folder)!r}: {what}, not finished)"
+        headline = self.summary["headline"]
+        figure = "diverged" if headline["mean"] is None else f"{headline['view']} {headline['mean']:.2f} %"
+        return f"Record({str(self.folder)!r}: {what}, {figure})"
 
-    def add_diagnostics(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Store what a method recorded in an evaluated round, if anything."""
-        if tensors:
-            folder = self.folder / "diagnostics"
-            folder.mkdir(exist_ok=True)
-            stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(stored, folder / f"round_{round_number:06d}.safetensors")
-
-    def finish(self, summary: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> None:
-        """Write what is known at the end."""
-        _write_csv(self.folder / "clients.csv", clients)
-        (self.folder / "summary.json").write_text(_to_json(summary), encoding="utf-8")
+    def _read(self, name: str, parse: Callable[[str], Content], default: str | None = None) -> Content:
+        path = self.folder / name
+        try:
+            # Not `read_text`, which would take a carriage return of the content for an end of line.
+            text = path.read_bytes().decode() if default is None or path.exists() else default
+            return parse(text)
+        except (OSError, ValueError) as error:
+            raise UserError(f"`{path}` cannot be read ({error}); put it back from a copy.") from None
 
 
-def check_free(folder: Path) -> None:
-    """Raise `UserError` if something is at `folder` already."""
+def runs_of(folder: Path) -> list[Path]:
+    """Return the folders of the runs below a comparison's, or the folder itself."""
+    listing = folder / "comparison.json"
+    if not listing.is_file():
+        return [folder]
     try:
-        taken = folder.exists() or folder.is_symlink()
-        nearest = next(parent for parent in folder.absolute().parents if parent.exists())
-        if not nearest.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory")
-    except OSError as error:
-        raise _unusable(folder, error) from None
-    if taken:
-        raise UserError(f"`--out` is `{folder}`, which exists already; name a folder that does not.")
+        names = json.loads(listing.read_bytes())["runs"]
+        return [folder / Path(name).name for name in names]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"`{listing}` cannot be read ({error}); put it back from a copy.") from None
 
 
-def _unusable(folder: Path, error: OSError) -> UserError:
-    return UserError(f"`--out` is `{folder}`, which cannot be created ({error.strerror}); name another folder.")
+def whole_lines(text: str) -> list[str]:
+    """Return the lines that have an end."""
+    return text.split("\n")[:-1]
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Read the summary of a finished run."""
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summary
+def _parse_csv(text: str) -> list[dict[str, Any]]:
+    rows = csv.DictReader(whole_lines(text))
+    return [{key: _parse_cell(cell) for key, cell in row.items()} for row in rows]
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the evaluated rounds of a run."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def read_diagnostics(folder: Path, round_number: int) -> dict[str, Tensor]:
-    """Read what a method recorded in an evaluated round."""
-    tensors: dict[str, Tensor] = load_file(folder / "diagnostics" / f"round_{round_number:06d}.safetensors")
-    return tensors
-
-
-def environment() -> dict[str, Any]:
-    """Return what the result may depend on besides the experiment."""
-    import numpy
-    import sklearn
-    import torch
-
-    return {
-        "fedmate": __version__,
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "scikit-learn": sklearn.__version__,
-        "cuda": torch.version.cuda,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "machine": platform.machine(),
-        "system": platform.system(),
-    }
-
-
-def _commit() -> str | None:
-    """Return the commit this package was run from, or `None` if it does not lie in a checkout of its own."""
-    here = Path(__file__).resolve()
-    try:
-        # An installed copy may lie inside somebody else's repository, which does not track this file.
-        subprocess.run(
-            ["git", "ls-files", "--error-unmatch", here.name], cwd=here.parent, check=True, capture_output=True
-        )
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=here.parent,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
+def _parse_cell(cell: str) -> int | float | str | None:
+    if not cell:
         return None
-    return commit.stdout.strip()
-
-
-def _to_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, allow_nan=False) + "\n"
-
-
-def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows, after a header if the file is new."""
-    rows = list(rows)
-    if not rows:
-        return
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerows(rows)
+    for read in (int, float):
+        try:
+            return read(cell)
+        except ValueError:
+            pass
+    return cell

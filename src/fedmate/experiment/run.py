@@ -1,33 +1,34 @@
-"""The round loop, once: ask who takes part, run the round, keep the record."""
+"""The round loop, once: ask who takes part, run the round, keep the record and the checkpoint."""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import ClientReport, Round, RoundResult, View
-from fedmate.core import class_counts, flatten, fold, make_key, permutation
+from fedmate.backends.base import ClientReport, Round, RoundResult
+from fedmate.core import Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
-from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number
+from fedmate.experiment.checkpoint import Checkpoint, Progress, Standing
+from fedmate.experiment.figures import NO_METRICS, client_rows, metrics_row, summarise
 from fedmate.experiment.ledger import Ledger
 from fedmate.experiment.record import Record
-
-VIEWS = ("pre", "post", "global")
+from fedmate.experiment.recorder import Recorder
 
 
 class Observer(ABC):
     """Hears what happens in a run; a progress display is one."""
 
     @abstractmethod
-    def started(self, built: Built) -> None:
-        """Called before the first round."""
+    def started(self, built: Built, done: int) -> None:
+        """Called before the first round, or before the next one of a run that goes on after `done` of them."""
 
     @abstractmethod
     def round_done(self, done: int, headline: float | None) -> None:
@@ -46,48 +47,122 @@ def sample_participants(seed: int, round_number: int, num_clients: int, particip
     return tuple(sorted(order[:wanted].tolist()))
 
 
-def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
-    """Run an experiment, write its record into `folder` and return the summary.
+def begin(folder: Path, built: Built) -> None:
+    """Write the record of a run that has not begun: what `run` goes on from."""
+    config = built.experiment.to_toml()
+    Recorder.begin(folder, config)
+    initial, note = built.method.setup.model.init_params(), built.card.to_dict()
+    Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
-    If every participant of a round diverges, the record is finished with the figures of the last evaluated round, and
-    `DivergedError` is raised.
+
+def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
+    """Run what is left of the run in `folder`, and return its summary.
+
+    `KeyboardInterrupt` saves the rounds done before it goes on its way. If every participant of a round diverges, the
+    record is finished with the figures of the last evaluated round, and `DivergedError` is raised.
     """
-    record = Record(folder, built.experiment.to_toml())
-    general, method = built.experiment.general, built.method
-    num_clients = len(built.federation.clients)
-    ledger = Ledger(method, general.rounds)
-    labels = label_distribution(built.federation)
-    server = method.init_server(
-        method.setup.model.init_params(), num_clients, fold(make_key(general.seed, general.device), "server")
-    )
-    trouble = {"left_out": 0, "discarded_aggregates": 0, "diverged_in_round": None}
-    metrics: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
-    headline = None
-    observer.started(built)
-    start = time.perf_counter()
-    for t in range(general.rounds):
-        evaluate = (t + 1) % general.eval_every == 0 or t + 1 == general.rounds
-        participants = sample_participants(general.seed, t, num_clients, general.participation)
-        result = built.backend.run_round(server, Round(t, participants, evaluate))
-        server = result.server
-        record.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
-        _note_trouble(t, result, trouble, observer)
-        if trouble["diverged_in_round"] is not None:
-            break
-        if evaluate:
-            metrics = _metrics(t, result.reports, result.views, labels)
-            record.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": time.perf_counter() - start})
-            record.add_diagnostics(t + 1, _diagnostics(result))
-            headline = metrics["accuracy"][method.headline]["balanced"]["mean"]
-        observer.round_done(t + 1, headline)
-    summary = _summary(built, metrics, ledger, time.perf_counter() - start) | trouble
-    record.finish(summary, _client_rows(built, metrics))
-    if trouble["diverged_in_round"] is not None:
+    recorder, checkpoint = Recorder(folder), Checkpoint(folder)
+    progress = _restore(built, recorder, checkpoint)
+    observer.started(built, progress.standing.round)
+    rounds = _Rounds(built, recorder, checkpoint, observer)
+    try:
+        progress = rounds.run(progress)
+    except KeyboardInterrupt:
+        rounds.save()
+        raise
+    diverged = progress.standing.trouble.get("diverged_in_round")
+    last = Record(folder).metrics
+    metrics = last[-1] if last else NO_METRICS
+    summary = summarise(built, metrics, asdict(progress.standing))
+    recorder.finish(summary, client_rows(built.federation, metrics))
+    if diverged is not None:
         raise DivergedError(
-            f"every client that took part diverged in round {trouble['diverged_in_round']} (a loss or an upload is not "
-            "finite); lower the learning rates."
+            f"every client that took part diverged in round {diverged} (a loss or an upload is not finite); lower the "
+            "learning rates."
         )
     return summary
+
+
+def initial_server(built: Built) -> Tree:
+    """Return the server's state before round 0."""
+    general, method = built.experiment.general, built.method
+    key = fold(make_key(general.seed, general.device), "server")
+    return method.init_server(method.setup.model.init_params(), len(built.federation.clients), key)
+
+
+def _restore(built: Built, recorder: Recorder, checkpoint: Checkpoint) -> Progress:
+    """Put the back end and the record where the checkpoint stands."""
+    checkpoint.check_all()
+    standing, initial = checkpoint.standing, built.backend.clients
+    server = checkpoint.server(initial_server(built))
+    built.backend.restore({i: checkpoint.client(i, initial[i]) for i in checkpoint.clients()})
+    recorder.rewind(standing.round, standing.sizes)
+    checkpoint.clean()
+    return Progress(standing, server, built.backend.clients)
+
+
+class _Done(NamedTuple):
+    """The rounds done, and the clients that took part in those that are not saved."""
+
+    progress: Progress
+    unsaved: frozenset[int]
+
+
+class _Rounds:
+    """The rounds of one process: what is done, and what of it is saved."""
+
+    def __init__(self, built: Built, recorder: Recorder, checkpoint: Checkpoint, observer: Observer) -> None:
+        self.built, self.recorder, self.checkpoint, self.observer = built, recorder, checkpoint, observer
+        self._done: _Done | None = None
+
+    def run(self, progress: Progress) -> Progress:
+        """Run what is left and save the end."""
+        general, self._done = self.built.experiment.general, _Done(progress, frozenset())
+        start = time.perf_counter() - progress.standing.seconds
+        headline = _headline(self.built, self.recorder.folder)
+        ledger = Ledger(self.built.method, general.rounds, progress.standing.up, progress.standing.down)
+        for t in range(progress.standing.round, general.rounds):
+            evaluate = (t + 1) % general.eval_every == 0 or t + 1 == general.rounds
+            num_clients = len(self.built.federation.clients)
+            task = Round(t, sample_participants(general.seed, t, num_clients, general.participation), evaluate)
+            result = self.built.backend.run_round(progress.server, task)
+            seconds = time.perf_counter() - start
+            self.recorder.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
+            trouble = _note_trouble(t, result, progress.standing.trouble, self.observer)
+            if trouble["diverged_in_round"] is not None:
+                # What the clients held before is what is saved; the record tells of this round, too.
+                self.save()
+                up, down = ledger.totals()["up"], ledger.totals()["down"]
+                standing = replace(progress.standing, trouble=trouble, seconds=seconds, up=up, down=down)
+                return progress._replace(standing=standing)
+            if evaluate:
+                metrics = metrics_row(t, result, self.built.federation)
+                self.recorder.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": seconds})
+                self.recorder.add_diagnostics(t + 1, _diagnostics(result))
+                headline = metrics["accuracy"][self.built.method.headline]["balanced"]["mean"]
+            standing = Standing(t + 1, seconds, **ledger.totals(), trouble=trouble, sizes=self.recorder.sizes())
+            progress = Progress(standing, result.server, self.built.backend.clients)
+            # One assignment: an interruption finds the state before this round or the one after it.
+            self._done = _Done(progress, self._done.unsaved | set(task.participants))
+            if (t + 1) % general.checkpoint_every == 0 or t + 1 == general.rounds:
+                self.save()
+            self.observer.round_done(t + 1, headline)
+        return progress
+
+    def save(self) -> None:
+        """Make a checkpoint of the rounds done, unless it exists."""
+        if self._done is not None:
+            self.recorder.flush()
+            self.checkpoint.save(self._done.progress, sorted(self._done.unsaved))
+            self._done = _Done(self._done.progress, frozenset())
+
+
+def _headline(built: Built, folder: Path) -> float | None:
+    rows = Record(folder).metrics
+    if not rows:
+        return None
+    headline: float | None = rows[-1]["accuracy"][built.method.headline]["balanced"]["mean"]
+    return headline
 
 
 def _round_row(t: int, report: ClientReport) -> dict[str, Any]:
@@ -100,30 +175,20 @@ def _round_row(t: int, report: ClientReport) -> dict[str, Any]:
     }
 
 
-def _note_trouble(t: int, result: RoundResult, trouble: dict[str, int | None], observer: Observer) -> None:
+def _note_trouble(
+    t: int, result: RoundResult, before: dict[str, int | None], observer: Observer
+) -> dict[str, int | None]:
     """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
     diverged = [report.client for report in result.reports if not report.valid]
-    trouble["left_out"] = (trouble["left_out"] or 0) + len(diverged)
-    if len(diverged) == len(result.reports):
-        trouble["diverged_in_round"] = t + 1
-    elif diverged:
+    everyone = len(diverged) == len(result.reports)
+    if diverged and not everyone:
         observer.said(f"round {t + 1}: left out, not finite: client {', '.join(map(str, diverged))}")
     if not result.aggregated:
-        trouble["discarded_aggregates"] = (trouble["discarded_aggregates"] or 0) + 1
         observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
-
-
-def _metrics(t: int, reports: list[ClientReport], views: dict[str, View | None], labels: Tensor) -> dict[str, Any]:
-    ordered = [*VIEWS, *sorted(set(views) - set(VIEWS))]
-    figures = {name: None if (view := views[name]) is None else evaluate_view(view, labels) for name in ordered}
-    valid = [report for report in reports if report.valid]
     return {
-        "round": t + 1,
-        "accuracy": figures,
-        "loss": {
-            "before": number(sum(r.loss_before for r in valid) / len(valid)),
-            "after": number(sum(r.loss_after for r in valid) / len(valid)),
-        },
+        "left_out": (before.get("left_out") or 0) + len(diverged),
+        "discarded_aggregates": (before.get("discarded_aggregates") or 0) + (not result.aggregated),
+        "diverged_in_round": t + 1 if everyone else None,
     }
 
 
@@ -134,44 +199,3 @@ def _diagnostics(result: RoundResult) -> dict[str, Tensor]:
         tensors["clients/ids"] = torch.tensor([report.client for report in result.reports])
         tensors["clients/valid"] = torch.tensor([report.valid for report in result.reports])
     return tensors
-
-
-def _summary(built: Built, metrics: dict[str, Any], ledger: Ledger, seconds: float) -> dict[str, Any]:
-    experiment, view = built.experiment, built.method.headline
-    figures = ("mean", "std", "worst_tenth")
-    accuracy = {
-        name: result and {test: {key: result[test][key] for key in figures} for test in TESTS}
-        for name, result in metrics["accuracy"].items()
-    }
-    best = accuracy[view]
-    return {
-        "method": experiment.method.name,
-        "dataset": experiment.dataset.name,
-        "partition": experiment.partition.name,
-        "seed": experiment.general.seed,
-        "rounds": experiment.general.rounds,
-        "clients": len(built.federation.clients),
-        "backend": experiment.general.backend,
-        "device": experiment.general.device,
-        "accuracy": accuracy,
-        "headline": {"view": view, "test": "balanced", "mean": best and best["balanced"]["mean"]},
-        "loss": metrics["loss"],
-        "bytes_up": ledger.up.total(),
-        "bytes_down": ledger.down.total(),
-        "bytes_up_items": dict(ledger.up),
-        "bytes_down_items": dict(ledger.down),
-        "seconds": seconds,
-    }
-
-
-def _client_rows(built: Built, metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return each client's samples by class and its figures in the last round; empty where it has none."""
-    rows = []
-    for i, data in enumerate(built.federation.clients):
-        counts = class_counts(data, built.federation.num_classes).tolist()
-        row: dict[str, Any] = {"client": i, "samples": sum(counts)}
-        row |= {f"samples_{k}": count for k, count in enumerate(counts)}
-        for name, result in metrics["accuracy"].items():
-            row |= {f"{name}_{test}": result and result[test]["clients"][i] for test in TESTS}
-        rows.append(row)
-    return rows

@@ -3,6 +3,7 @@
 from fedmate.models.base import Architecture
 from fedmate.models.cnn import AnimalsCNN, Cifar100CNN, CifarCNN, EmnistCNN
 from fedmate.models.digits_cnn import DigitsCNN
+from fedmate.models.given import Given
 from fedmate.registry import Registry
 
 __all__ = ["MODELS", "Architecture"]
@@ -15,5 +16,6 @@ MODELS: Registry[type[Architecture]] = Registry(
         "cifar_cnn": CifarCNN,
         "digits_cnn": DigitsCNN,
         "emnist_cnn": EmnistCNN,
+        "given": Given,
     },
 )

@@ -2,6 +2,7 @@
 
 from fedmate.partitions.base import Partition
 from fedmate.partitions.dirichlet import Dirichlet
+from fedmate.partitions.given import Given
 from fedmate.partitions.iid import IID
 from fedmate.partitions.pathological import Pathological
 from fedmate.partitions.share import Share
@@ -13,6 +14,7 @@ PARTITIONS: Registry[type[Partition]] = Registry(
     "partitions",
     {
         "dirichlet": Dirichlet,
+        "given": Given,
         "iid": IID,
         "pathological": Pathological,
         "share": Share,

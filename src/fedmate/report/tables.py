@@ -31,15 +31,35 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def newcomers(summaries: Sequence[dict[str, Any]]) -> Table | None:
+    """Return a table of the clients that were not in training, or nothing if there were none."""
+    met = [summary for summary in summaries if "newcomers" in summary]
+    if not met:
+        return None
+    title = f"{met[0]['newcomers']['clients']} clients that were not in training"
+    caption = "accuracy in percent; before: after the first broadcast; after: after one local update"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("method", no_wrap=True)
+    for test in ("balanced", "own"):
+        for view in ("before", "after"):
+            table.add_column(f"{test if view == 'before' else ''}\n{view}", justify="right", no_wrap=True)
+    for summary in met:
+        accuracy = summary["newcomers"]["accuracy"]
+        cells = [_figure(accuracy[view], test) for test in ("balanced", "own") for view in ("before", "after")]
+        table.add_row(summary["method"], *cells)
+    return table
+
+
 def _short(number: float) -> str:
     """Return a number with a decimal where it matters."""
     return f"{number:.1f}" if number < 100 else f"{number:.0f}"
 
 
 def _cell(summary: dict[str, Any], view: str, test: str) -> str:
-    figures = summary["accuracy"][view]
-    if figures is None or figures[test]["mean"] is None:
-        return "-"
-    headline = summary["headline"]
-    mark = "*" if (headline["view"], headline["test"]) == (view, test) else ""
-    return f"{mark}{figures[test]['mean']:.2f}"
+    figure, headline = _figure(summary["accuracy"][view], test), summary["headline"]
+    mark = "*" if figure != "-" and (headline["view"], headline["test"]) == (view, test) else ""
+    return f"{mark}{figure}"
+
+
+def _figure(figures: dict[str, Any] | None, test: str) -> str:
+    return "-" if figures is None or figures[test]["mean"] is None else f"{figures[test]['mean']:.2f}"

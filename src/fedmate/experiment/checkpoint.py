@@ -1,0 +1,264 @@
+"""Checkpoints: the state of a run on disk, so that it can go on from there, and so that models can leave it.
+
+checkpoint/initial.safetensors           the parameters everybody started from, and what the network reads and answers
+checkpoint/server-RRRRRR.safetensors     the server's state after round R
+checkpoint/clients/NNNNNN-RRRRRR.safetensors    client N's state, unchanged since round R
+checkpoint/checkpoint.json               which of these files count, and where the rest of the record stood
+checkpoint/lock                          held by the process that runs
+
+Files never change: a checkpoint adds those of the clients that took part since the last one, and then `checkpoint.json`
+is replaced in one instant, which is the moment the new checkpoint exists. Then files that no longer count are deleted.
+A client without a file has its initial state, which `init_client` gives again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+from torch import Tensor
+
+from fedmate import storage
+from fedmate.core import Tree
+from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
+from fedmate.errors import UserError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands, apart from its states.
+
+    Attributes:
+        round: how many rounds are done.
+        seconds: how long they took, over all processes that had a part in them.
+        up, down: bytes that crossed, by item.
+        trouble: what went wrong so far, as in the summary.
+        sizes: how long the growing files of the record are, in bytes.
+    """
+
+    round: int = 0
+    seconds: float = 0.0
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
+    trouble: dict[str, int | None] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class Progress(NamedTuple):
+    """Everything a run needs to go on.
+
+    Attributes:
+        standing: where it stands.
+        server: the server's state.
+        clients: all clients' states.
+    """
+
+    standing: Standing
+    server: Tree
+    clients: Sequence[Tree]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `checkpoint.json`.
+
+    Attributes:
+        experiment: a fingerprint of `config.toml`.
+        standing: where the run stood.
+        versions: for each client the round since which its state has not changed; 0 if it never took part.
+    """
+
+    experiment: str
+    standing: Standing
+    versions: list[int]
+
+    def to_json(self) -> bytes:
+        """Write it down, with a digest that tells whether a bit has changed."""
+        body = json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False)
+        return json.dumps({"digest": hashlib.sha256(body.encode()).hexdigest(), "checkpoint": body}).encode() + b"\n"
+
+    @staticmethod
+    def from_json(data: bytes) -> Manifest:
+        """Read it back, or raise `DamagedError`."""
+        try:
+            outer = json.loads(data)
+            body = outer["checkpoint"]
+            if outer["digest"] != hashlib.sha256(body.encode()).hexdigest():
+                raise DamagedError("its content has changed since it was written")
+            values = json.loads(body)
+            if values.pop("format") != FORMAT:
+                raise DamagedError("it was written by another version of fedmate")
+            return Manifest(**{**values, "standing": Standing(**values["standing"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"not a file of fedmate's ({type(error).__name__})") from error
+
+
+def fingerprint(config: str) -> str:
+    """Return what tells one experiment from another."""
+    return hashlib.sha256(config.encode()).hexdigest()
+
+
+@final
+class Checkpoint:
+    """The checkpoint of one run, being read and written.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read where the run stands, or raise `UserError`."""
+        self.folder = folder / "checkpoint"
+        self._place = folder
+        self.manifest = self._read_manifest()
+
+    @staticmethod
+    def create(folder: Path, config: str, num_clients: int, initial: Tree, note: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a run that has not begun.
+
+        Args:
+            folder: the run's folder.
+            config: the text of its `config.toml`.
+            num_clients: how many clients take part in training.
+            initial: the parameters everybody starts from.
+            note: what the network reads and answers.
+        """
+        place = folder / "checkpoint"
+        (place / "clients").mkdir(parents=True)
+        experiment = fingerprint(config)
+        storage.write(place / "initial.safetensors", pack(initial, {"experiment": experiment, "model": dict(note)}))
+        storage.write(place / "checkpoint.json", Manifest(experiment, Standing(), [0] * num_clients).to_json())
+
+    @property
+    def standing(self) -> Standing:
+        """Where the run stands."""
+        return self.manifest.standing
+
+    def initial(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the parameters everybody started from, by path, and what the network reads and answers."""
+        tensors, note = self._read("initial.safetensors")
+        return tensors, note["model"]
+
+    def server(self, initial: Tree) -> Tree:
+        """Return the server's state; before the first checkpoint it is `initial`, which is also its pattern."""
+        done = self.standing.round
+        return self._state(_server_file(done), initial, done) if done else initial
+
+    def clients(self) -> list[int]:
+        """Return the clients that ever took part."""
+        return [client for client, version in enumerate(self.manifest.versions) if version]
+
+    def client(self, client: int, initial: Tree) -> Tree:
+        """Return a client's state; if it never took part it is `initial`, which is also its pattern."""
+        version = self.manifest.versions[client]
+        return self._state(_client_file(client, version), initial, version) if version else initial
+
+    def save(self, progress: Progress, touched: Collection[int]) -> None:
+        """Make a new checkpoint; `touched` are the clients that took part since the last one."""
+        old, done = self._read_manifest(), progress.standing.round
+        self.manifest = old
+        # Asked again, after an interruption: files that count are never written a second time.
+        if old.standing.round == done:
+            return
+        self._write(_server_file(done), progress.server, done)
+        versions = list(old.versions)
+        for client in touched:
+            self._write(_client_file(client, done), progress.clients[client], done)
+            versions[client] = done
+        for folder in (self.folder, self.folder / "clients"):
+            storage.sync_folder(folder)
+        # Now all that the new checkpoint refers to is on the disk.
+        new = replace(old, standing=progress.standing, versions=versions)
+        storage.replace(self.folder / "checkpoint.json", new.to_json())
+        self.manifest = new
+        storage.remove(self.folder / _server_file(old.standing.round))
+        for client in touched:
+            storage.remove(self.folder / _client_file(client, old.versions[client]))
+
+    def clean(self) -> None:
+        """Delete what an interrupted checkpoint left behind."""
+        wanted = {_server_file(self.standing.round)}
+        wanted |= {_client_file(client, version) for client, version in enumerate(self.manifest.versions)}
+        for path in [*self.folder.iterdir(), *(self.folder / "clients").iterdir()]:
+            name = path.relative_to(self.folder).as_posix()
+            if _VERSIONED.fullmatch(name) and name not in wanted:
+                storage.remove(path)
+        storage.remove(self.folder / "checkpoint.json.new")
+
+    def check_all(self) -> None:
+        """Raise `UserError` unless every file that counts is there; their content is checked when it is read."""
+        files = [_client_file(client, self.manifest.versions[client]) for client in self.clients()]
+        if self.standing.round:
+            files.append(_server_file(self.standing.round))
+        missing = next((name for name in files if not (self.folder / name).is_file()), None)
+        if missing is not None:
+            raise self.damaged(missing, "it is missing")
+
+    def _write(self, name: str, tree: Tree, done: int) -> None:
+        note = {"experiment": self.manifest.experiment, "file": name, "round": done}
+        storage.write(self.folder / name, pack(tree, note))
+
+    def _state(self, name: str, like: Tree, version: int) -> Tree:
+        tensors, note = self._read(name)
+        if note.get("file") != name or note.get("round") != version:
+            raise self.damaged(name, "it is another file under this name")
+        try:
+            return fit_to(tensors, like)
+        except DamagedError as error:
+            raise self.damaged(name, str(error)) from None
+
+    def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, note = self._parse(name, unpack)
+        if note.get("experiment") != self.manifest.experiment:
+            raise self.damaged(name, "it belongs to another run")
+        return tensors, note
+
+    def _read_manifest(self) -> Manifest:
+        manifest: Manifest = self._parse("checkpoint.json", Manifest.from_json)
+        if manifest.experiment != fingerprint(self._config()):
+            raise UserError(
+                f"`{self._place}` was run with another configuration than its `config.toml` holds now; put the "
+                "original back, or start a new run with `--out`."
+            )
+        return manifest
+
+    def _config(self) -> str:
+        try:
+            return (self._place / "config.toml").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"`{self._place / 'config.toml'}` cannot be read ({error}); give the folder of a run."
+            ) from None
+
+    def _parse(self, name: str, parse: Callable[[bytes], Any]) -> Any:
+        try:
+            return parse((self.folder / name).read_bytes())
+        except FileNotFoundError:
+            raise self.damaged(name, "it is missing") from None
+        except DamagedError as error:
+            raise self.damaged(name, str(error)) from None
+
+    def damaged(self, name: str, reason: str) -> UserError:
+        """Return what to say about a file that cannot be used."""
+        return UserError(
+            f"`{self.folder / name}` is damaged or foreign: {reason}; put the folder back from a copy, or start a new "
+            "run with `--out`."
+        )
+
+
+_VERSIONED = re.compile(r"server-\d+\.safetensors|clients/\d+-\d+\.safetensors")
+
+
+def _server_file(done: int) -> str:
+    return f"server-{done:06d}.safetensors"
+
+
+def _client_file(client: int, done: int) -> str:
+    return f"clients/{client:06d}-{done:06d}.safetensors"

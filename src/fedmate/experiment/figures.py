@@ -1,0 +1,112 @@
+"""The rows of a record: what is said about an evaluated round, about each client, and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedmate.backends.base import ClientReport, RoundResult, View
+from fedmate.core import ClientData, Federation, class_counts
+from fedmate.experiment.build import Built
+from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number
+
+VIEWS = ("pre", "post", "global")
+
+NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
+"""What a run says that ended before its first evaluation."""
+
+FIGURES = ("mean", "std", "worst_tenth")
+
+
+def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str, Any]:
+    """Return the figures of an evaluated round."""
+    labels = label_distribution(federation.clients, federation.num_classes)
+    ordered = [*VIEWS, *sorted(set(result.views) - set(VIEWS))]
+    views = {name: result.views[name] for name in ordered}
+    row: dict[str, Any] = {
+        "round": t + 1,
+        "accuracy": {name: view and evaluate_view(view, labels) for name, view in views.items()},
+        "loss": _losses([report for report in result.reports if report.valid]),
+    }
+    if result.newcomers:
+        row["newcomers"] = _newcomers(result.newcomers, federation)
+    return row
+
+
+def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the summary of a run: its last figures and the totals."""
+    experiment, view = built.experiment, built.method.headline
+    accuracy = {name: _short(result) for name, result in metrics["accuracy"].items()}
+    best = accuracy[view]
+    summary = {
+        "method": experiment.method.name,
+        "dataset": experiment.dataset.name,
+        "partition": experiment.partition.name,
+        "seed": experiment.general.seed,
+        "rounds": experiment.general.rounds,
+        "clients": len(built.federation.clients),
+        "backend": experiment.general.backend,
+        "device": experiment.general.device,
+        "accuracy": accuracy,
+        "headline": {"view": view, "test": "balanced", "mean": best and best["balanced"]["mean"]},
+        "loss": metrics["loss"],
+        "bytes_up": sum(standing["up"].values()),
+        "bytes_down": sum(standing["down"].values()),
+        "bytes_up_items": standing["up"],
+        "bytes_down_items": standing["down"],
+        "seconds": standing["seconds"],
+        **standing["trouble"],
+    }
+    if built.federation.newcomers:
+        figures = metrics.get("newcomers", {})
+        summary["newcomers"] = {
+            "clients": len(built.federation.newcomers),
+            "accuracy": {name: _short(figures.get(name)) for name in ("before", "after")},
+        }
+    return summary
+
+
+def client_rows(federation: Federation, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each client's samples by class and its figures in the last round; empty where it has none."""
+    rows = _rows(federation.clients, federation.num_classes, metrics["accuracy"])
+    if not federation.newcomers:
+        return rows
+    newcomers = metrics.get("newcomers") or dict.fromkeys(("before", "after"))
+    more = _rows(federation.newcomers, federation.num_classes, newcomers)
+    everything = [{"newcomer": 0, **row} for row in rows]
+    everything += [{"newcomer": 1, **row, "client": len(rows) + row["client"]} for row in more]
+    columns = dict.fromkeys(key for row in everything for key in row)
+    return [{key: row.get(key) for key in columns} for row in everything]
+
+
+def _newcomers(accuracies: Mapping[str, Tensor], federation: Federation) -> dict[str, Any]:
+    everyone = tuple(range(len(federation.newcomers)))
+    labels = label_distribution(federation.newcomers, federation.num_classes)
+    return {name: evaluate_view(View(everyone, accuracies[name]), labels) for name in ("before", "after")}
+
+
+def _losses(valid: Sequence[ClientReport]) -> dict[str, float | None]:
+    return {
+        "before": number(sum(report.loss_before for report in valid) / len(valid)),
+        "after": number(sum(report.loss_after for report in valid) / len(valid)),
+    }
+
+
+def _short(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return result and {test: {key: result[test][key] for key in FIGURES} for test in TESTS}  # type: ignore[return-value]
+
+
+def _rows(
+    clients: Sequence[ClientData], num_classes: int, accuracy: Mapping[str, Mapping[str, Any] | None]
+) -> list[dict[str, Any]]:
+    rows = []
+    for i, data in enumerate(clients):
+        counts = class_counts(data, num_classes).tolist()
+        row: dict[str, Any] = {"client": i, "samples": sum(counts)}
+        row |= {f"samples_{k}": count for k, count in enumerate(counts)}
+        for name, result in accuracy.items():
+            row |= {f"{name}_{test}": result and result[test]["clients"][i] for test in TESTS}
+        rows.append(row)
+    return rows

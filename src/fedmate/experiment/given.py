@@ -1,0 +1,75 @@
+"""What an experiment takes from Python instead of from its tables: a user's arrays and network."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fedmate.datasets.given import Pool, Sites, fingerprint
+from fedmate.errors import UserError
+from fedmate.experiment.config import Experiment, Layer
+
+SOURCE = "the call"
+
+
+class Given(NamedTuple):
+    """A user's own data and network, either of which may be left to the experiment.
+
+    Attributes:
+        data: samples, pooled or by client.
+        module: a network that ends in a layer with a name; training starts from its weights.
+        classifier: that name.
+    """
+
+    data: Pool | Sites | None = None
+    module: nn.Module | None = None
+    classifier: str | None = None
+
+    def layer(self) -> Layer:
+        """Return what the experiment has to say about them."""
+        values: dict[str, dict[str, Any]] = {}
+        if self.data is not None:
+            values["dataset"] = {"name": "given", "digest": fingerprint(self.data)}
+            if self.data.hands is not None:
+                values["partition"] = {"name": "given", "clients": len(self.data.hands)}
+        if self.module is not None:
+            if self.classifier is None:
+                last = [name for name, part in self.module.named_modules() if name and any(part.parameters(False))]
+                hint = f"; probably it is `{last[-1]}`" if last else ""
+                raise UserError(f"`model` needs `classifier`, the name of its last layer{hint}.")
+            values["model"] = {"name": "given", "layer": self.classifier, "digest": structure(self.module)}
+        elif self.classifier is not None:
+            raise UserError("`classifier` names the last layer of `model`, which is missing; give both.")
+        return Layer(SOURCE, values)
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise `UserError` unless these are the data and the network the experiment speaks of.
+
+        What the experiment takes from Python and did not get is refused where it would be loaded.
+        """
+        if self.data is not None:
+            _check_name("data", "dataset", experiment.dataset.name)
+            if experiment.dataset.options["digest"] != fingerprint(self.data):
+                raise UserError("`data` holds other samples than the run began with; give the same arrays.")
+            if self.data.hands is not None:
+                _check_name("data", "partition", experiment.partition.name)
+        if self.module is not None:
+            _check_name("model", "model", experiment.model.name)
+            if experiment.model.options["digest"] != structure(self.module):
+                raise UserError("`model` has another structure than the network the run began with; give the same one.")
+
+
+def _check_name(argument: str, section: str, name: str) -> None:
+    if name != "given":
+        raise UserError(f"`{argument}` is given, but `{section}.name` is `{name}`; leave one of them out.")
+
+
+NOTHING = Given()
+
+
+def structure(module: nn.Module) -> str:
+    """Return a fingerprint of a network's layers; its weights do not matter, a run keeps those it began with."""
+    shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
+    return hashlib.sha256("\n".join([repr(module), *shapes]).encode()).hexdigest()

@@ -1,0 +1,161 @@
+"""Runs on disk: beginning new ones and going on with those that were interrupted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmate import storage
+from fedmate.core.serialise import DamagedError
+from fedmate.errors import DivergedError, UserError
+from fedmate.experiment.build import Built, build
+from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Experiment, Section, load_file, resolve
+from fedmate.experiment.given import Given
+from fedmate.experiment.record import Record, runs_of
+from fedmate.experiment.recorder import Recorder, check_free, unusable
+from fedmate.experiment.run import Observer, begin, run
+
+
+class Job(NamedTuple):
+    """A run to be run.
+
+    Attributes:
+        folder: its record.
+        built: ready to run; `None` if it is finished.
+        notes: sentences the user should read.
+    """
+
+    folder: Path
+    built: Built | None
+    notes: list[str]
+
+
+@contextmanager
+def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
+    """Begin a run for each experiment asked for; each has its folder, and no other process may write there.
+
+    Everything is built before anything is written, and all folders come into being at once: a mistake in the last
+    method, or a kill, leaves no half comparison.
+    """
+    experiments = compose(request)
+    folder = out or default_folder(experiments)
+    check_free(folder)
+    built = [build(experiment, request.given) for experiment in experiments]
+    names = [] if len(built) == 1 else [one.experiment.method.name for one in built]
+    with ExitStack() as locks:
+        try:
+            with storage.staged(folder) as stage:
+                if names:
+                    storage.write(stage / "comparison.json", json.dumps({"runs": names}).encode() + b"\n")
+                for one, place in zip(built, [stage / name for name in names] or [stage], strict=True):
+                    begin(place, one)
+                    locks.enter_context(storage.Lock(place / "checkpoint" / "lock"))
+        except OSError as error:
+            raise unusable(folder, error) from None
+        places = [folder / name for name in names] or [folder]
+        yield [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
+
+
+@contextmanager
+def resumed(request: Request, folder: Path) -> Iterator[list[Job]]:
+    """Go on with a run, or with all runs of a comparison; raise `UserError` if that cannot be done faithfully."""
+    folders = runs_of(folder)
+    with ExitStack() as locks:
+        jobs = [_reopen(place, request.given, locks) for place in folders]
+        if request.describes:
+            _check_asked(request, folder, folders)
+        yield jobs
+
+
+def run_jobs(jobs: Iterable[Job], observer: Callable[[], Observer]) -> list[str]:
+    """Run one after the other; return a sentence for each that diverged, which does not stop the rest."""
+    diverged = []
+    for job in jobs:
+        if job.built is not None:
+            try:
+                run(job.built, job.folder, observer())
+            except DivergedError as error:
+                diverged.append(f"{job.built.experiment.method.name}: {error} The record is in {job.folder}.")
+    return diverged
+
+
+def default_folder(experiments: Sequence[Experiment]) -> Path:
+    """Return a folder below `runs` that does not exist."""
+    first = experiments[0]
+    what = first.method.name if len(experiments) == 1 else "comparison"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{first.dataset.name}-{what}-{stamp}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+def stored_experiment(folder: Path) -> Experiment:
+    """Return the experiment of a run."""
+    return resolve([load_file(Record(folder).folder / "config.toml")])
+
+
+def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
+    if Record(folder).finished:
+        return Job(folder, None, [])
+    checkpoint = Checkpoint(folder)
+    try:
+        locks.enter_context(storage.Lock(checkpoint.folder / "lock"))
+    except storage.BusyError:
+        raise UserError(
+            f"`{folder}` is being run by another process; wait for it, or stop it before you resume."
+        ) from None
+    # Only now is it certain that nobody else moves it on.
+    if Record(folder).finished:
+        return Job(folder, None, [])
+    checkpoint = Checkpoint(folder)
+    try:
+        built = build(stored_experiment(folder), given, checkpoint.initial()[0])
+    except DamagedError as error:
+        raise checkpoint.damaged("initial.safetensors", str(error)) from None
+    changed = Recorder(folder).note_environment(checkpoint.standing.round)
+    notes = [f"`{folder}` goes on with another {', '.join(changed)} than it began with: results may differ slightly."]
+    return Job(folder, built, [*built.notes, *(notes if changed else [])])
+
+
+def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> None:
+    """Refuse to go on with a run of another experiment than the one asked for."""
+    advice = "`--resume` needs no other words, and a new run needs `--out`"
+    held = {experiment.method.name: experiment for experiment in map(stored_experiment, folders)}
+    names = list(held)
+    if request.base is not None:
+        asked = {experiment.method.name: experiment for experiment in compose(request)}
+    elif {*request.methods} <= {*names}:
+        # Without a file, what is said is said about the runs as they are.
+        layers = [load_file(place / "config.toml") for place in folders]
+        requests = [request._replace(base=layer, methods=names) for layer in layers]
+        asked = {name: compose(one)[i] for i, (name, one) in enumerate(zip(names, requests, strict=True))}
+    else:
+        asked = dict.fromkeys(request.methods, held[names[0]])
+    if asked.keys() != held.keys():
+        raise UserError(f"`{folder}` is a run of {' and '.join(held)}, not of {' and '.join(asked)}; {advice}.")
+    for name, experiment in asked.items():
+        wanted, found = _flat(experiment), _flat(held[name])
+        for key, value in wanted.items():
+            decided = key in ("backend", "device") and value == "auto"
+            if not decided and found.get(key) != value:
+                raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")
+
+
+def _flat(experiment: Experiment) -> dict[str, Any]:
+    flat = asdict(experiment.general) | {f"training.{key}": v for key, v in asdict(experiment.training).items()}
+    sections: dict[str, Section] = {
+        name: getattr(experiment, name) for name in ("dataset", "partition", "model", "method")
+    }
+    for name, section in sections.items():
+        flat[f"{name}.name"] = section.name
+        flat |= {f"{name}.{key}": value for key, value in section.options.items()}
+    return flat

@@ -1,0 +1,85 @@
+"""A run's states, read back without its data: what models are exported from and what newcomers start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+from torch import Tensor, nn
+
+from fedmate.core import Method, Tree, fold, make_key, select
+from fedmate.core.serialise import DamagedError
+from fedmate.errors import UserError
+from fedmate.experiment.build import make_method
+from fedmate.experiment.card import Card
+from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.config import Experiment
+from fedmate.experiment.given import Given
+from fedmate.experiment.jobs import stored_experiment
+
+ATTEMPTS = 5
+"""How often to look again at a run that is going on, and replaces its checkpoint while it is being read."""
+
+
+@final
+class Restored:
+    """The states of a run after its last checkpoint, on the CPU.
+
+    Args:
+        folder: the run's folder.
+        module: the network, if it came from Python.
+    """
+
+    def __init__(self, folder: Path, module: nn.Module | None = None) -> None:
+        """Read everything but the clients, or raise `UserError`."""
+        self.folder = folder
+        self.experiment: Experiment = stored_experiment(folder).with_general(device="cpu")
+        given = self.experiment.model.name == "given"
+        if given and module is None:
+            raise UserError(
+                f"`{folder}` trained a network that came from Python and is in no file; give it as `model`."
+            )
+        if module is not None and not given:
+            raise UserError(f"`model` is given, but `{folder}` trained `{self.experiment.model.name}`; leave it out.")
+        self._read(module)
+
+    @property
+    def round(self) -> int:
+        """How many rounds its states have behind them."""
+        return self.checkpoint.standing.round
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients were in training."""
+        return len(self.checkpoint.manifest.versions)
+
+    @property
+    def key(self) -> Tensor:
+        """The experiment's randomness."""
+        return make_key(self.experiment.general.seed)
+
+    def client(self, client: int) -> Tree:
+        """Return a client's state."""
+        params = self.method.setup.model.init_params()
+        return self.checkpoint.client(client, self.method.init_client(params, fold(self.key, "client", client)))
+
+    def download(self, client: Tensor) -> Tree:
+        """Return the next broadcast, as a client would receive it."""
+        return select(self.method.download(self.server, client), self.method.wire(self.round).down)
+
+    def _read(self, module: nn.Module | None) -> None:
+        for attempt in range(ATTEMPTS):
+            self.checkpoint = Checkpoint(self.folder)
+            try:
+                tensors, note = self.checkpoint.initial()
+                self.card = Card.from_dict(note)
+                self.method: Method = make_method(self.experiment, self.card, Given(module=module), tensors)
+                params = self.method.setup.model.init_params()
+                key = fold(self.key, "server")
+                self.server = self.checkpoint.server(self.method.init_server(params, self.num_clients, key))
+                return
+            except (DamagedError, KeyError, TypeError, ValueError) as error:
+                raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
+            except UserError:
+                if Checkpoint(self.folder).standing == self.checkpoint.standing or attempt == ATTEMPTS - 1:
+                    raise

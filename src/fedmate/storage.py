@@ -1,0 +1,171 @@
+"""Files that survive being killed: every byte that fedmate keeps is written here, and nowhere else.
+
+Three promises, each as far as the operating system keeps its own: what `write` and `replace` have returned from is on
+the disk; a reader of a replaced file sees the old content or the new one, never a part; what exists is not overwritten
+unless `replace` is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self, final
+
+from fedmate.errors import FedmateError
+
+
+class BusyError(FedmateError):
+    """Another process holds the lock."""
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file that nobody refers to yet, over a torn one that an earlier attempt may have left."""
+    _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, durable=True)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file for the user: all of it or nothing, and never over another one (`FileExistsError`)."""
+    temporary = _temporary(path)
+    try:
+        write(temporary, data)
+        # A link, unlike a rename, fails where something exists.
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+    sync_folder(path.parent)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Put `data` in the place of what a file held, in one instant."""
+    temporary = path.with_name(f"{path.name}.new")
+    write(temporary, data)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to the end of a file; `flush` brings it to the disk."""
+    _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_APPEND, durable=False)
+
+
+def flush(path: Path) -> None:
+    """Bring what was appended to a file to the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file to its first `size` bytes."""
+    os.truncate(path, size)
+    flush(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, if it is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill beside `folder`; it takes that name when all is there, or disappears.
+
+    Raises `OSError` if `folder` exists and is not empty.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.parent))
+    # A temporary folder is its owner's alone; this one is going to be an ordinary folder.
+    os.chmod(stage, 0o777 & ~_umask())
+    try:
+        yield stage
+        for each in (stage, *(path for path in stage.rglob("*") if path.is_dir())):
+            sync_folder(each)
+        os.rename(stage, folder)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+    sync_folder(folder.parent)
+
+
+@final
+class Lock:
+    """Holds a file for this process until it is released or the process ends, however it ends.
+
+    Args:
+        path: the lock file; it is made if it is missing, and stays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock, or raise `BusyError`."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(self._descriptor)
+        except OSError:
+            os.close(self._descriptor)
+            raise BusyError(str(path)) from None
+
+    def __enter__(self) -> Self:
+        """Hold it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release it."""
+        os.close(self._descriptor)
+
+
+def _put(path: Path, data: bytes, flags: int, *, durable: bool) -> None:
+    # Neither a buffer nor an implicit flush: what a kill leaves behind is what was written until then.
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk; a renamed file is otherwise found under its old name after a crash."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
