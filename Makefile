@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit clean
+.PHONY: help demo test lint types unit kills soak clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -12,7 +12,7 @@ help:  ## show this list
 demo: .venv/core  ## compare five methods on digits (s = 10): one table, under two minutes on 2 cores
 	$(BIN)/fedmate run --dataset digits --method fedmate --method fedrep --method fedper --method fedavg --method local
 
-test: lint types unit  ## everything that must pass: ruff, mypy --strict, pytest
+test: lint types unit kills  ## everything that must pass: ruff, mypy --strict, pytest, killed runs
 
 lint: .venv/dev  ## style
 	$(BIN)/ruff format --check .
@@ -22,7 +22,13 @@ types: .venv/dev  ## types, strictly
 	$(BIN)/mypy
 
 unit: .venv/dev  ## tests and the examples in docstrings
-	$(BIN)/pytest -n 2 --durations=5
+	$(BIN)/pytest -n 2 --durations=5 -m 'not kills'
+
+kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume them, compare the records
+	$(BIN)/pytest -n 2 tests/reliability
+
+soak: .venv/dev  ## the same at 200 random instants
+	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
 
 .venv/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmate needs Python 3.11 or later: make PYTHON=python3.11 ...")'

@@ -14,9 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from fedmate.experiment.build import build
-from fedmate.experiment.compose import compose
-from fedmate.experiment.run import run
+from fedmate.experiment.compose import Request
+from fedmate.experiment.config import parse_set
+from fedmate.experiment.jobs import run_jobs, started
+from fedmate.experiment.record import Record
 from fedmate.progress import Lines
 
 METHODS = ("fedmate", "fedrep", "fedper", "fedavg", "local")
@@ -38,9 +39,12 @@ def main(folder: Path) -> None:
     """Run everything into `folder`, which must not exist, and print the table."""
     rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
     for seed in SEEDS:
-        for experiment in compose(None, METHODS, "digits", [f"seed={seed}"]):
-            name = experiment.method.name
-            rows[name].append(run(build(experiment), folder / f"seed{seed}" / name, Lines(Console(stderr=True))))
+        request = Request(None, METHODS, "digits", parse_set([f"seed={seed}"]))
+        with started(request, folder / f"seed{seed}") as jobs:
+            for sentence in run_jobs(jobs, lambda: Lines(Console(stderr=True))):
+                sys.exit(sentence)
+            for job in jobs:
+                rows[job.folder.name].append(Record(job.folder).summary)
     print("| method | " + " | ".join(f"{test} `{view}`" for test, view in COLUMNS) + " | kB per round up / down |")
     print("|---" * (len(COLUMNS) + 2) + "|")
     for method, summaries in rows.items():

@@ -17,7 +17,8 @@ from fedmate.backends import BACKENDS
 from fedmate.backends.base import Round
 from fedmate.core import Federation, Model, Setup, Training, client_data, flatten, make_key
 from fedmate.experiment.build import build
-from fedmate.experiment.compose import compose
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import parse_set
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
@@ -50,8 +51,8 @@ def gap(method_name: str) -> float:
     """Return how far the server's parameters lie apart after three rounds on a CPU and on a GPU, in float64."""
     ends = []
     for device in ("cpu", "cuda"):
-        settings = ["dtype=float64", f"device={device}", "rounds=3"]
-        built = build(compose(None, [method_name], "digits", settings)[0])
+        settings = parse_set(["dtype=float64", f"device={device}", "rounds=3"])
+        built = build(compose(Request(None, [method_name], "digits", settings))[0])
         method, key = built.method, make_key(0, device)
         server = method.init_server(method.setup.model.init_params(), CLIENTS, key)
         for number in range(3):

@@ -17,7 +17,8 @@ import torch
 from fedmate.backends.base import Round
 from fedmate.core import ClientData, Federation, client_data, fold, make_key, permutation
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import compose
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import parse_set
 from fedmate.experiment.evaluate import evaluate_view, label_distribution
 
 SEEDS = (100, 101, 102)
@@ -42,7 +43,8 @@ def with_validation(built: Built) -> Built:
 
 def accuracy(method: str, settings: list[str], seed: int) -> float:
     """Train on what is kept and return the figure on what is held out."""
-    built = with_validation(build(compose(None, [method], "digits", [*settings, f"seed={seed}"])[0]))
+    request = Request(None, [method], "digits", parse_set([*settings, f"seed={seed}"]))
+    built = with_validation(build(compose(request)[0]))
     rounds, clients = built.experiment.general.rounds, len(built.federation.clients)
     key = fold(make_key(seed, built.experiment.general.device), "server")
     server = built.method.init_server(built.method.setup.model.init_params(), clients, key)
@@ -51,7 +53,8 @@ def accuracy(method: str, settings: list[str], seed: int) -> float:
         server = result.server
     view = result.views[built.method.headline]
     assert view is not None
-    figure: float = evaluate_view(view, label_distribution(built.federation))["balanced"]["mean"]
+    labels = label_distribution(built.federation.clients, built.federation.num_classes)
+    figure: float = evaluate_view(view, labels)["balanced"]["mean"]
     return figure
 
 

@@ -25,24 +25,52 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "models": ("models", "core", "registry", "errors"),
     "report": ("report", "experiment.record", "errors"),
     "registry": ("errors",),
+    "storage": ("errors",),
     "errors": (),
 }
 """By area: what of fedmate it may import. Others (`experiment`, `cli`) may import anything but `cli`."""
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
-    "core": ("torch",),
+    "core": ("torch", "safetensors"),
     "components": ("torch",),
     "methods": ("torch",),
     "datasets": ("torch", "numpy", "sklearn"),
     "partitions": ("torch", "numpy"),
     "models": ("torch",),
     "registry": (),
+    "storage": (),
     "errors": (),
 }
 """By area: what of other packages it may import. Areas that are not here may import anything declared."""
 
 MAY_PRINT = ("cli", "report")
 MOST_LINES = 350
+
+MAY_WRITE = "storage.py"
+MAY_MAKE_FOLDERS = ("storage.py", "experiment/recorder.py", "experiment/checkpoint.py")
+OS_WRITES = (
+    *("open", "fdopen", "write", "pwrite", "writev", "sendfile", "truncate", "ftruncate"),
+    *(
+        "rename",
+        "renames",
+        "replace",
+        "link",
+        "symlink",
+        "unlink",
+        "remove",
+        "removedirs",
+        "rmdir",
+        "mkdir",
+        "makedirs",
+    ),
+)
+"""What of `os` changes files."""
+
+WRITES = ("write_text", "write_bytes", "unlink", "rename", "rmdir", "touch", "symlink_to", "hardlink_to", "tofile")
+"""Methods of paths and arrays that do."""
+
+SAVES = ("save_file", "serialize_file", "savez", "savez_compressed", "savetxt")
+"""Functions of other packages that do, besides their `save`."""
 
 
 def area(path: str) -> str:
@@ -102,6 +130,60 @@ def broken_rules(path: str, source: str) -> list[str]:
     return found
 
 
+def unsafe_writes(path: str, source: str) -> list[str]:
+    """Return where a file writes past `storage`, which is what keeps records whole when a process is killed."""
+    if path == MAY_WRITE:
+        return []
+    found = [
+        name
+        for name in imports(source)
+        if name.split(".")[0] in ("shutil", "tempfile")
+        or name.split(".")[-1] in SAVES
+        or name in ("torch.save", "numpy.save", *(f"os.{verb}" for verb in OS_WRITES))
+    ]
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.alias(name="os", asname=str()):
+                found.append("os under another name")
+            case ast.Attribute(value=ast.Name(id="os"), attr=verb) if verb in OS_WRITES:
+                found.append(f"line {node.lineno}: os.{verb}")
+            case ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr="save"):
+                found.append(f"line {node.lineno}: save")
+            case ast.Attribute(attr=verb) if verb in (*WRITES, *SAVES):
+                found.append(f"line {node.lineno}: {verb}")
+            case ast.Call(func=ast.Attribute(attr="mkdir")) if path not in MAY_MAKE_FOLDERS:
+                found.append(f"line {node.lineno}: mkdir")
+            # A path's `replace` has one argument, a string's has two.
+            case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
+                found.append(f"line {node.lineno}: replace")
+            case ast.Call(func=ast.Name(id="open") | ast.Attribute(attr="open")) if _may_write(node):
+                found.append(f"line {node.lineno}: open")
+    return found
+
+
+def _may_write(call: ast.Call) -> bool:
+    """Tell whether a call of `open` has a mode that is not for reading alone."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id="os")):
+            return False
+        case ast.Attribute(value=ast.Name(id="io" | "gzip" | "bz2" | "lzma")) | ast.Name():
+            modes = call.args[1:2]
+        case _:
+            modes = call.args[:1]
+    modes = [*modes, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    return any(not (isinstance(mode, ast.Constant) and {*str(mode.value)} <= {*"rbt"}) for mode in modes)
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_only_storage_writes_files(path: str) -> None:
+    assert unsafe_writes(path, SOURCES[path]) == []
+
+
+def test_storage_does_write() -> None:
+    """Or the rule would look past everything."""
+    assert len(unsafe_writes("elsewhere.py", SOURCES[MAY_WRITE])) > 10
+
+
 @pytest.mark.parametrize("path", SOURCES)
 def test_imports_follow_the_arrows(path: str) -> None:
     assert wrong_arrows(path, SOURCES[path]) == []
@@ -139,6 +221,9 @@ def test_the_areas_with_rules_exist() -> None:
         ("experiment/run.py", "from fedmate.cli import main"),
         ("experiment/run.py", "from fedmate import cli"),
         ("errors.py", "import fedmate.core"),
+        ("storage.py", "import fedmate.core"),
+        ("storage.py", "import torch"),
+        ("core/serialise.py", "from fedmate import storage"),
     ],
 )
 def test_a_wrong_import_is_found(path: str, source: str) -> None:
@@ -156,6 +241,59 @@ def test_a_wrong_import_is_found(path: str, source: str) -> None:
 )
 def test_a_right_import_is_not(path: str, source: str) -> None:
     assert wrong_arrows(path, source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('x', 'w')",
+        "open('x', mode='ab')",
+        "open('x', 'r+b')",
+        "open('x', 'x')",
+        "open('x', mode)",
+        "path.open('w')",
+        "path.open(mode='a')",
+        "io.open('x', 'w')",
+        "path.write_text('x')",
+        "(folder / 'x').write_bytes(b'x')",
+        "list(map(path.write_bytes, parts))",
+        "path.unlink(missing_ok=True)",
+        "path.rename('y')",
+        "path.replace('y')",
+        "path.touch()",
+        "path.mkdir()",
+        "array.tofile('x')",
+        *(f"os.{verb}(x, y)" for verb in ("open", "write", "rename", "replace", "unlink", "remove", "truncate")),
+        "from os import replace",
+        "import os as system",
+        "import shutil",
+        "import tempfile",
+        "from shutil import copyfile",
+        "from safetensors.torch import save_file",
+        "safetensors.torch.save_file(tensors, 'x')",
+        "torch.save(tensors, 'x')",
+        "from torch import save",
+        "np.save('x', array)",
+    ],
+)
+def test_a_write_past_storage_is_found(source: str) -> None:
+    assert len(unsafe_writes("experiment/export.py", source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("storage.py", "import shutil\nos.open('x', 0)\npath.unlink()"),
+        ("experiment/recorder.py", "folder.mkdir(exist_ok=True)"),
+        ("experiment/checkpoint.py", "(folder / 'clients').mkdir(parents=True)"),
+        ("core/tree.py", "open('x')\nopen('x', 'rb')\npath.open()\npath.open('r')\nopen('wax')"),
+        ("core/tree.py", "'a'.replace('b', 'c')\nreplace(x, y=1)\nx._replace(y=1)\ndataclasses.replace(x, y=1)"),
+        ("core/tree.py", "from fedmate import storage\nstorage.write(path, b'')\nstorage.replace(path, b'')"),
+        ("core/tree.py", "from safetensors.torch import save\nsave(tensors)\nos.path.exists('x')\nfile.write('x')"),
+    ],
+)
+def test_reading_and_asking_storage_is_not(path: str, source: str) -> None:
+    assert unsafe_writes(path, source) == []
 
 
 @pytest.mark.parametrize(

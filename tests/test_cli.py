@@ -96,6 +96,7 @@ def test_one_method_makes_the_folder_the_record(fedmate_: Fedmate, tmp_path: Pat
     assert (answer.status, answer.err) == (0, "")
     folder = tmp_path / "a" / "record"
     assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint",
         "clients.csv",
         "config.toml",
         "environment.json",
@@ -117,7 +118,7 @@ def test_one_method_makes_the_folder_the_record(fedmate_: Fedmate, tmp_path: Pat
 def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmate, tmp_path: Path) -> None:
     answer = fedmate_("run", "--method", "local", "--method", "fedper", *SMALL, "--out", "both")
     assert (answer.status, answer.err) == (0, "")
-    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["fedper", "local"]
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["comparison.json", "fedper", "local"]
     rows = [line.split()[0] for line in answer.out.splitlines() if "*" in line and "headline" not in line]
     assert rows == ["local", "fedper"]
     assert answer.out.count("balanced") == 1
@@ -131,7 +132,7 @@ def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmat
 def test_records_have_a_place_of_their_own_by_default(
     fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedmate.cli.time.strftime", lambda _: "now")
+    monkeypatch.setattr("fedmate.experiment.jobs.time.strftime", lambda _: "now")
     quick = ("run", *SMALL, "--set", "rounds=1")
     for _ in range(2):
         assert fedmate_(*quick, "--method", "local").status == 0
@@ -169,7 +170,7 @@ def test_the_version_is_the_packages(fedmate_: Fedmate) -> None:
 def test_help_names_what_there_is(fedmate_: Fedmate, arguments: list[str]) -> None:
     answer = fedmate_(*arguments)
     assert answer.status == 0
-    words = {1: ["run", "list"], 2: ["--method", "--dataset", "--set", "--out"]}[len(arguments)]
+    words = {1: ["run", "list"], 2: ["--method", "--dataset", "--set", "--out", "--resume"]}[len(arguments)]
     if arguments[0] == "list":
         words = ["methods", "datasets", "partitions", "models", "backends"]
     assert lacking(answer.out, words) == []
@@ -275,6 +276,10 @@ BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     "participation nan": (["--set", "participation=nan"], ["`participation`", "nan", "above 0 and at most 1"]),
     "no rounds": (["--set", "rounds=0"], ["`rounds`", "0", "at least 1"]),
     "no evaluation": (["--set", "eval_every=0"], ["`eval_every`", "0", "at least 1"]),
+    "no checkpoint": (["--set", "checkpoint_every=0"], ["`checkpoint_every`", "0", "at least 1"]),
+    "data set of Python's": (["--dataset", "given"], ["`dataset.name`", "`given`", "`fedmate.run(..., data=...)`"]),
+    "model of Python's": (["--set", "model.name=given"], ["`model.name`", "`given`", "`fedmate.run(..., model=...)`"]),
+    "partition of Python's": (["--set", "partition.name=given"], ["`partition.name`", "`given`", "fedmate.Sites"]),
     "too many rounds": (["--set", f"rounds={'9' * 400}"], ["`rounds`"]),
     "far too many rounds": (["--set", f"rounds={'9' * 5000}"], ["`rounds`"]),
     "infinite step": (["--set", "training.learning_rate=inf"], ["`training.learning_rate`", "inf", "finite"]),

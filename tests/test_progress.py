@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set, resolve
-from fedmate.progress import Bar, Lines, bars
+from fedmate.progress import Bar, Display, Lines, bars
 
 
 def make(*assignments: str) -> Built:
@@ -40,7 +40,7 @@ def shown(text: str) -> str:
 def test_lines_are_plain(four_rounds: Built) -> None:
     console, file = piped()
     lines = Lines(console)
-    lines.started(four_rounds)
+    lines.started(four_rounds, 0)
     for done, headline in ((1, None), (2, 12.345), (3, 12.345), (4, 55.5)):
         lines.round_done(done, headline)
     text = file.getvalue()
@@ -54,10 +54,34 @@ def test_lines_are_plain(four_rounds: Built) -> None:
     assert text.splitlines()[-1].endswith("  0 s left")
 
 
+def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
+    four_rounds: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, file = piped()
+    now = 100.0
+    monkeypatch.setattr("fedmate.progress.time.perf_counter", lambda: now)
+    lines = Lines(console)
+    lines.started(four_rounds, 2)
+    now = 130.0
+    lines.round_done(3, 12.345)
+    # Half a minute for the one round of this process, so as much for the one that is left.
+    assert file.getvalue().splitlines() == [
+        "fedavg: continuing after round 2/4",
+        "fedavg: round 3/4  accuracy 12.35 %  30 s left",
+    ]
+
+
+def test_a_bar_that_goes_on_begins_where_it_was(four_rounds: Built) -> None:
+    console, file = terminal()
+    with bars(console) as display:
+        Bar(display).started(four_rounds, 3)
+    assert re.search(r"fedavg .*round +3/4", shown(file.getvalue()).splitlines()[-1])
+
+
 def test_a_long_run_prints_about_every_tenth_round_and_each_new_accuracy() -> None:
     console, file = piped()
     lines = Lines(console)
-    lines.started(make("rounds=100"))
+    lines.started(make("rounds=100"), 0)
     for done in range(1, 101):
         lines.round_done(done, None if done < 25 else 30.0 if done < 100 else 31.0)
     rounds = [int(found) for found in re.findall(r"round (\d+)/100", file.getvalue())]
@@ -75,7 +99,7 @@ def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
     console, file = terminal()
     with bars(console) as display:
         bar = Bar(display)
-        bar.started(four_rounds)
+        bar.started(four_rounds, 0)
         bar.round_done(1, None)
         display.refresh()
         before = shown(file.getvalue()).splitlines()[-1]
@@ -92,7 +116,7 @@ def test_several_runs_share_a_display(four_rounds: Built) -> None:
     with bars(console) as display:
         for headline in (11.0, 22.0):
             bar = Bar(display)
-            bar.started(four_rounds)
+            bar.started(four_rounds, 0)
             bar.round_done(4, headline)
     last = shown(file.getvalue()).splitlines()[-2:]
     assert "4/4 11.00 %" in re.sub(r" +", " ", last[0])
@@ -103,9 +127,32 @@ def test_a_sentence_stands_above_the_bars(four_rounds: Built) -> None:
     console, file = terminal()
     with bars(console) as display:
         bar = Bar(display)
-        bar.started(four_rounds)
+        bar.started(four_rounds, 0)
         bar.said("left out [0, 1] and [red]")
         bar.round_done(4, 50.0)
     lines = [line.rstrip() for line in shown(file.getvalue()).replace("\r", "\n").splitlines()]
     assert "left out [0, 1] and [red]" in lines
     assert lines.index("left out [0, 1] and [red]") < max(i for i, line in enumerate(lines) if "4/4" in line)
+
+
+def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: Built) -> None:
+    for console, file in (piped(), terminal()):
+        with Display(console) as display:
+            display.notes(["one [bold]", "two", "one [bold]"])
+            observer = display.observer()
+            assert isinstance(observer, Bar if console.is_terminal else Lines)
+            observer.started(four_rounds, 0)
+            observer.round_done(4, 50.0)
+        lines = [line.strip() for line in shown(file.getvalue()).splitlines()]
+        assert [line for line in lines if line.startswith("Note")] == ["Note: one [bold]", "Note: two"]
+        assert "50.00 %" in file.getvalue()
+
+
+def test_a_display_without_a_console_is_silent(four_rounds: Built, capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(None) as display:
+        display.notes(["one"])
+        observer = display.observer()
+        observer.started(four_rounds, 1)
+        observer.said("two")
+        observer.round_done(4, 50.0)
+    assert capsys.readouterr() == ("", "")

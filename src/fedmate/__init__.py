@@ -13,35 +13,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmate.api import compare, load, run
+    from fedmate.api import adapt, compare, export, load, load_model, predict, run
     from fedmate.datasets.given import Pool, Sites
     from fedmate.errors import DivergedError, FedmateError, UserError
+    from fedmate.experiment.adapt import Adaptation
+    from fedmate.experiment.portable import PortableModel, Predictions
     from fedmate.experiment.record import Record
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptation",
     "DivergedError",
     "FedmateError",
     "Pool",
+    "PortableModel",
+    "Predictions",
     "Record",
     "Sites",
     "UserError",
     "__version__",
+    "adapt",
     "compare",
+    "export",
     "load",
+    "load_model",
+    "predict",
     "run",
 ]
 
 _PLACES = {
+    "Adaptation": "fedmate.experiment.adapt",
     "DivergedError": "fedmate.errors",
     "FedmateError": "fedmate.errors",
     "Pool": "fedmate.datasets.given",
+    "PortableModel": "fedmate.experiment.portable",
+    "Predictions": "fedmate.experiment.portable",
     "Record": "fedmate.experiment.record",
     "Sites": "fedmate.datasets.given",
     "UserError": "fedmate.errors",
+    "adapt": "fedmate.api",
     "compare": "fedmate.api",
+    "export": "fedmate.api",
     "load": "fedmate.api",
+    "load_model": "fedmate.api",
+    "predict": "fedmate.api",
     "run": "fedmate.api",
 }
 

@@ -9,12 +9,17 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from fedmate.datasets.given import Pool, Sites
+from fedmate.datasets.given import ArrayLike, Pool, Sites
 from fedmate.errors import DivergedError, UserError
+from fedmate.experiment import adapt as adapting
+from fedmate.experiment import portable
+from fedmate.experiment.adapt import Adaptation
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import Layer, load_file, nest
+from fedmate.experiment.export import export_model
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import resumed, run_jobs, started
+from fedmate.experiment.portable import PortableModel, Predictions, check_target
 from fedmate.experiment.record import Record, runs_of
 from fedmate.progress import Display
 
@@ -106,6 +111,120 @@ def load(folder: str | Path) -> Record:
     return Record(folder)
 
 
+def export(
+    folder: str | Path,
+    *,
+    client: int | None = None,
+    global_: bool = False,
+    to: str | Path | None = None,
+    data: Pool | Sites | None = None,
+    model: nn.Module | None = None,
+) -> PortableModel:
+    """Take one model out of a run, as `fedmate export` does.
+
+    Args:
+        folder: the run's; it may be going on.
+        client: the number of the client whose model it is, as it is after the last broadcast (the view `pre`).
+        global_: whether it is the aggregated model instead.
+        to: a new file to write it to, `.safetensors` or `.pt2`.
+        data: the samples of a run on your own, if its method trains once more before use.
+        model: the network of a run on your own.
+
+    Raises:
+        UserError: there is no such model, or no such file can be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = run(method="fedavg", set={"rounds": 1, "partition.clients": 3}, out=folder + "/run")
+        >>> export(folder + "/run", client=2, to=folder + "/model.safetensors")
+        PortableModel(digits_cnn: fedavg on digits, client 2, round 1)
+        >>> predict(folder + "/model.safetensors", [0.0] * 64).probabilities.shape
+        (1, 10)
+    """
+    if (client is None) != bool(global_):
+        raise UserError("`client` and `global_` choose the model; give exactly one of them.")
+    target = None if to is None else Path(to)
+    if target is not None:
+        check_target(target)
+    exported = export_model(Path(folder), client, Given(data, model))
+    if target is not None:
+        exported.save(target)
+    return exported
+
+
+def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableModel:
+    """Read a model that `export` wrote; nothing in the file is executed.
+
+    Args:
+        path: the file, `.safetensors` or `.pt2`.
+        model: the layers of a network that came from Python, for its `.safetensors` file; it is copied.
+
+    Raises:
+        UserError: the file is missing, damaged or something else.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = run(method="local", set={"rounds": 1, "partition.clients": 2}, out=folder + "/run")
+        >>> _ = export(folder + "/run", client=0, to=folder + "/model.safetensors")
+        >>> load_model(folder + "/model.safetensors").card.input_shape
+        (1, 8, 8)
+    """
+    return portable.load_model(path, model)
+
+
+def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path) -> Predictions:
+    """Return the classes of raw samples, as `fedmate predict` does.
+
+    Args:
+        model: what `export` or `load_model` gave, or the path of its file.
+        x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a `.npy`, `.npz` or `.csv` file.
+
+    Raises:
+        UserError: the model or the samples cannot be used.
+
+    Example:
+        >>> import tempfile
+        >>> record = run(method="fedavg", set={"rounds": 1, "partition.clients": 2}, out=tempfile.mkdtemp() + "/run")
+        >>> predictions = predict(export(record.folder, global_=True), [[0.0] * 64, [16.0] * 64])
+        >>> len(predictions.class_names), predictions.probabilities.shape
+        (2, (2, 10))
+    """
+    return (model if isinstance(model, PortableModel) else load_model(model)).predict(x)
+
+
+def adapt(
+    folder: str | Path, data: Pool | str | Path, *, to: str | Path | None = None, model: nn.Module | None = None
+) -> Adaptation:
+    """Let a client that was not in training make a run's model its own, as `fedmate adapt` does.
+
+    It receives the broadcast, trains once on its own samples, and is tested before and after that.
+
+    Args:
+        folder: the run's; it may be going on.
+        data: the client's samples, before they are normalised: a `Pool`, or the path of an `.npz` file (`train_x`,
+            `train_y`) or a `.csv` file (a row per sample, its class in the column `label`). Labels are the run's
+            numbers or names of classes. Without a test part (`test_x`, `test_y`) a fifth of the samples is held back.
+        to: a new file for the adapted model, `.safetensors` or `.pt2`.
+        model: the network of a run on your own.
+
+    Raises:
+        UserError: something does not fit; nothing was written.
+
+    Example:
+        >>> import tempfile
+        >>> record = run(method="fedavg", set={"rounds": 1, "partition.clients": 2}, out=tempfile.mkdtemp() + "/run")
+        >>> newcomer = adapt(record.folder, Pool([[0.0] * 64, [16.0] * 64] * 5, [3, 8] * 5))
+        >>> newcomer.samples
+        {'train': {'3': 4, '8': 4}, 'test': {'3': 1, '8': 1}}
+        >>> newcomer.model.origin["client"], sorted(newcomer.accuracy["after"])
+        ('newcomer', ['balanced', 'own'])
+    """
+    samples = data if isinstance(data, Pool) else Path(data)
+    return adapting.adapt(Path(folder), samples, None if to is None else Path(to), model)
+
+
 def _request(
     experiment: str | Path | Mapping[str, Any] | None,
     methods: Sequence[str],
@@ -123,10 +242,15 @@ def _request(
 def _run(request: Request, out: str | Path | None, resume: str | Path | None, progress: bool) -> list[Record]:
     if out is not None and resume is not None:
         raise UserError("`out` begins a new run and `resume` goes on with an old one; give one of them.")
-    opened = started(request, None if out is None else Path(out)) if resume is None else resumed(request, Path(resume))
-    with opened as jobs, Display(Console() if progress else None) as display:
-        display.notes(note for job in jobs for note in job.notes)
-        diverged = run_jobs(jobs, display.observer)
+    target = None if out is None else Path(out)
+    try:
+        opened = started(request, target) if resume is None else resumed(request, Path(resume))
+        with opened as jobs, Display(Console() if progress else None) as display:
+            display.notes(note for job in jobs for note in job.notes)
+            diverged = run_jobs(jobs, display.observer)
+    except UserError as error:
+        # Sentences name arguments as the command spells them.
+        raise UserError(str(error).replace("`--", "`")) from error
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]

@@ -7,9 +7,10 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 from fedmate import __version__
@@ -18,13 +19,34 @@ from fedmate.errors import DivergedError, FedmateError, UserError
 if TYPE_CHECKING:
     from fedmate.experiment.jobs import Job
 
+
+class _Group(typer.core.TyperGroup):
+    """The commands; one that is stopped says so, where typer would end silently and with the status of Ctrl-C."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one of them."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_say_stopped(error)) from None
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Personalised federated learning: FedMate and the methods it is compared with.",
 )
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose help shows `[required]` as it is: typer escapes the bracket although nobody unescapes it."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help."""
+        return super().get_help(ctx).replace("\\[", "[")
 
 
 def _print_version(wanted: bool) -> None:
@@ -77,6 +99,76 @@ def run(
     else:
         with started(request, out) as jobs:
             _run_all(jobs, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent)
+
+
+@app.command(cls=_Command)
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="New file for the model: `.safetensors` or `.pt2`.")],
+    client: Annotated[int | None, typer.Option(metavar="N", help="The model of this client.")] = None,
+    global_: Annotated[bool, typer.Option("--global", help="The aggregated model instead.")] = False,
+) -> None:
+    """Take one model out of a run, to be used without it."""
+    from fedmate.experiment.export import export_model
+    from fedmate.experiment.portable import check_target
+
+    if (client is None) != global_:
+        raise UserError("`--client` and `--global` choose the model; give exactly one of them.")
+    check_target(to)
+    model = export_model(folder, client)
+    model.save(to)
+    who = "the global model" if client is None else f"the model of client {client}"
+    typer.echo(f"{to}: {who} of {folder} after round {model.origin['round']}")
+
+
+@app.command(cls=_Command)
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What `fedmate export` wrote.")],
+    samples: Annotated[Path, typer.Argument(metavar="INPUT", help="Raw samples: `.npy`, `.npz` or `.csv`.")],
+    to: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="New file for the answers.")] = None,
+) -> None:
+    """Tell the class of each sample and how probable it is, as CSV."""
+    from fedmate import storage
+    from fedmate.experiment.portable import check_new, load_model
+
+    if to is not None:
+        if to.suffix != ".csv":
+            raise UserError(f"`--to` is `{to}`, but the answers are CSV; name the file `.csv`.")
+        check_new(to)
+    answers = load_model(model).predict(samples).to_csv()
+    if to is None:
+        typer.echo(answers, nl=False)
+    else:
+        storage.write_new(to, answers.encode())
+
+
+@app.command(cls=_Command)
+def adapt(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="A new client's raw samples: `.npz` (`train_x`, `train_y`) or `.csv` (column `label`)."
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="New file for its model: `.safetensors` or `.pt2`.")
+    ] = None,
+) -> None:
+    """Let a client that was not in training make a run's model its own, and test it."""
+    from fedmate.experiment.adapt import adapt
+    from fedmate.report.tables import adapted, samples_by_class
+
+    newcomer, console = adapt(folder, data, to), _console()
+    for note in newcomer.notes:
+        console.out(f"Note: {note}", highlight=False)
+    origin = newcomer.model.origin
+    what = f"{origin['method']} on {origin['dataset']}, after round {origin['round']}"
+    console.out(f"A newcomer to {what}:", highlight=False)
+    for table in (adapted(newcomer.accuracy), samples_by_class(newcomer.samples)):
+        console.print(table, highlight=False)
+    if to is not None:
+        console.out(f"Model: {to}", highlight=False)
 
 
 @app.command("list")
@@ -134,9 +226,7 @@ def _say_how_to_continue(stopped: KeyboardInterrupt | OSError, jobs: list[Job], 
     reason = "Stopped" if isinstance(stopped, KeyboardInterrupt) else f"Error: {_one_line(str(stopped))}"
     command = f"fedmate run --resume {shlex.quote(str(folder))}"
     typer.echo(f"{reason}. {job.folder} is saved after round {done} of {of}. Continue with: {command}", err=True)
-    if isinstance(stopped, Terminated):
-        return typer.Exit(143)
-    return typer.Exit(130 if isinstance(stopped, KeyboardInterrupt) else 1)
+    return typer.Exit(_status(stopped) if isinstance(stopped, KeyboardInterrupt) else 1)
 
 
 def _print_results(console: Console, folders: list[Path]) -> None:
@@ -156,24 +246,49 @@ def _print_results(console: Console, folders: list[Path]) -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """The system asks the process to end, as a scheduler does when time is up: what Ctrl-C saves is saved then, too."""
+    """The system asks the process to end, as a scheduler does when time is up: what Ctrl-C saves is saved then, too.
+
+    Args:
+        status: the exit status that says so.
+    """
+
+    def __init__(self, status: int) -> None:
+        """Remember how to end."""
+        super().__init__()
+        self.status = status
+
+
+def _status(stopped: KeyboardInterrupt) -> int:
+    return stopped.status if isinstance(stopped, Terminated) else 130
+
+
+def _say_stopped(stopped: KeyboardInterrupt) -> int:
+    typer.echo("Stopped.", err=True)
+    return _status(stopped)
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Terminated(128 + signal_number)
+
+
+def _listen() -> None:
+    """Let a request to end, and a terminal that goes away, save the run; one that is ignored stays ignored."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
 
 
 def main() -> None:
     """Run the command; a mistake of the user is one sentence and status 2, divergence status 3."""
-    signal.signal(signal.SIGTERM, _terminate)
+    _listen()
     try:
         app()
     except OSError as error:
         typer.echo(f"Error: {_one_line(str(error))}; what was recorded until then is intact.", err=True)
         sys.exit(1)
     except KeyboardInterrupt as error:
-        typer.echo("Stopped.", err=True)
-        sys.exit(143 if isinstance(error, Terminated) else 130)
+        sys.exit(_say_stopped(error))
     except FedmateError as error:
         typer.echo(f"Error: {_one_line(str(error))}", err=True)
         sys.exit(3 if isinstance(error, DivergedError) else 2)

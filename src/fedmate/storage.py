@@ -19,6 +19,9 @@ from typing import Self, final
 
 from fedmate.errors import FedmateError
 
+SHOWN = 40
+"""How many characters of a name a temporary name shows: each may take four of the 255 bytes that a name has."""
+
 
 class BusyError(FedmateError):
     """Another process holds the lock."""
@@ -37,15 +40,19 @@ def write_new(path: Path, data: bytes) -> None:
         # A link, unlike a rename, fails where something exists.
         os.link(temporary, path)
     finally:
-        os.unlink(temporary)
+        remove(temporary)
     sync_folder(path.parent)
 
 
 def replace(path: Path, data: bytes) -> None:
     """Put `data` in the place of what a file held, in one instant."""
     temporary = path.with_name(f"{path.name}.new")
-    write(temporary, data)
-    os.replace(temporary, path)
+    try:
+        write(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
     sync_folder(path.parent)
 
 
@@ -82,7 +89,7 @@ def staged(folder: Path) -> Iterator[Path]:
     Raises `OSError` if `folder` exists and is not empty.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.parent))
+    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name[:SHOWN]}.", dir=folder.parent))
     # A temporary folder is its owner's alone; this one is going to be an ordinary folder.
     os.chmod(stage, 0o777 & ~_umask())
     try:
@@ -138,7 +145,7 @@ def _put(path: Path, data: bytes, flags: int, *, durable: bool) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    return path.with_name(f".{path.name[:SHOWN]}.{os.getpid()}")
 
 
 def sync_folder(folder: Path) -> None:

@@ -266,7 +266,7 @@ class TestSplit:
         layers = list(module.named_modules())
         gradients = [p.requires_grad for p in module.parameters()]
         model = Model(module, classifier="head.fc")
-        model.check(module, x, 5)
+        model.check(x, 5)
         params = model.init_params()
         with sample_context(a_batch(x)):
             model.features(params, x, train=True)
@@ -354,13 +354,13 @@ class TestRefusals:
         """`classify` has no training mode: dropout inside it would be left out without a word."""
         module = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 5)))
         with pytest.raises(UserError, match="`classifier`"):
-            Model(module, classifier="1").check(module, vectors(), 5)
+            Model(module, classifier="1").check(vectors(), 5)
 
     @pytest.mark.parametrize("classifier", ["fc1", "fc2"])
     def test_a_layer_that_is_not_the_last(self, classifier: str) -> None:
         module = Afterthought()
         with pytest.raises(UserError) as error:
-            Model(module, classifier=classifier).check(module, vectors(), 6)
+            Model(module, classifier=classifier).check(vectors(), 6)
         assert str(error.value) == (
             "`classifier` must name the layer whose output is the module's output; it is not the last."
         )
@@ -368,18 +368,18 @@ class TestRefusals:
     def test_a_layer_in_the_middle_of_other_widths(self) -> None:
         module = Pair()
         with pytest.raises(UserError, match="`classifier` must name the layer whose output is the module's output"):
-            Model(module, classifier="fc1").check(module, vectors(), 5)
+            Model(module, classifier="fc1").check(vectors(), 5)
 
     @pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(6, 5), nn.Unflatten(1, (5, 1))), Talkative()])
     def test_an_output_of_another_form(self, module: nn.Module) -> None:
         with pytest.raises(UserError, match="`classifier` must name the layer whose output is the module's output"):
-            Model(module, classifier="0").check(module, vectors(), 5)
+            Model(module, classifier="0").check(vectors(), 5)
 
     @pytest.mark.parametrize("classes", [4, 6])
     def test_the_wrong_number_of_classes(self, classes: int) -> None:
         module = Pair()
         with pytest.raises(UserError) as error:
-            Model(module, classifier="fc2").check(module, vectors(), classes)
+            Model(module, classifier="fc2").check(vectors(), classes)
         assert str(error.value) == (
             "`model` answers 4 samples with shape (4, 5); its classifier must give one logit for each of the "
             f"{classes} classes."
@@ -389,7 +389,7 @@ class TestRefusals:
     def test_functional_dropout(self, always: bool) -> None:
         module = FunctionalDropout(always)
         with pytest.raises(UserError) as error:
-            Model(module, classifier="fc2").check(module, vectors(), 5)
+            Model(module, classifier="fc2").check(vectors(), 5)
         assert str(error.value) == (
             "`model` draws random numbers in its own `forward`, which would make results depend on the order of "
             "clients; use `nn.Dropout` layers instead of the functional form."
@@ -402,7 +402,7 @@ class TestRefusals:
             (Nested(), "head.fc", images()),
             (nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 5)), "2", vectors()),
         ):
-            Model(module, classifier=classifier, buffers=buffers).check(module, x, 5)
+            Model(module, classifier=classifier, buffers=buffers).check(x, 5)
 
     def test_checking_leaves_torchs_generator_alone(self) -> None:
         module = Pair()
@@ -410,7 +410,7 @@ class TestRefusals:
             torch.manual_seed(3)
             expected = torch.rand(3)
             torch.manual_seed(3)
-            Model(module, classifier="fc2").check(module, vectors(), 5)
+            Model(module, classifier="fc2").check(vectors(), 5)
             assert torch.equal(torch.rand(3), expected)
 
 

@@ -52,6 +52,11 @@ def refused(*assignments: str) -> str:
     return str(caught.value)
 
 
+def standardised_digits() -> torch.Tensor:
+    arrays = DATASETS["digits"]().load()
+    return torch.from_numpy(arrays.normalisation.apply(arrays.train.x))
+
+
 def rows(x: torch.Tensor) -> list[bytes]:
     return [sample.numpy().tobytes() for sample in x]
 
@@ -110,12 +115,12 @@ def test_clients_hold_what_the_partition_dealt_and_the_test_split_is_the_rest() 
     assert federation.num_classes == 10
     # Every digit is at exactly one place (some images occur twice in the data set itself).
     everything = sorted(row for data in (*federation.clients, federation.test) for row in rows(data.x))
-    assert everything == sorted(rows(torch.from_numpy(DATASETS["digits"]().load().train.x)))
+    assert everything == sorted(rows(standardised_digits()))
 
 
 def test_samples_keep_their_labels() -> None:
     federation, arrays = built().federation, DATASETS["digits"]().load()
-    labels = {(row, int(y)) for row, y in zip(rows(torch.from_numpy(arrays.train.x)), arrays.train.y, strict=True)}
+    labels = {(row, int(y)) for row, y in zip(rows(standardised_digits()), arrays.train.y, strict=True)}
     for data in (*federation.clients, federation.test):
         assert {(row, int(y)) for row, y in zip(rows(data.x), data.y, strict=True)} <= labels
 

@@ -8,20 +8,26 @@ from pathlib import Path
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment.compose import compose
-from fedmate.experiment.config import Experiment, resolve
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Experiment, load_file, parse_set, resolve
+
+
+def asked(
+    file: Path | None = None, methods: Sequence[str] = (), dataset: str | None = None, settings: Sequence[str] = ()
+) -> Request:
+    return Request(None if file is None else load_file(file), methods, dataset, parse_set(settings))
 
 
 def one(
     file: Path | None = None, methods: Sequence[str] = (), dataset: str | None = None, settings: Sequence[str] = ()
 ) -> Experiment:
-    (experiment,) = compose(file, methods, dataset, settings)
+    (experiment,) = compose(asked(file, methods, dataset, settings))
     return experiment
 
 
 def refused(methods: Sequence[str], settings: Sequence[str] = (), file: Path | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        compose(file, methods, None, settings)
+        compose(asked(file, methods, settings=settings))
     return str(caught.value)
 
 
@@ -79,7 +85,7 @@ def test_a_typo_in_the_file_is_refused_though_the_command_changes_the_name(file:
 
 
 def test_several_methods_give_one_experiment_each_in_their_order(file: Path) -> None:
-    experiments = compose(file, ["fedavg", "fedrep", "local"], None, ["rounds=2"])
+    experiments = compose(asked(file, ["fedavg", "fedrep", "local"], settings=["rounds=2"]))
     assert [e.method.name for e in experiments] == ["fedavg", "fedrep", "local"]
     assert {e.general for e in experiments} == {experiments[0].general}
     assert [e.partition for e in experiments] == [experiments[0].partition] * 3
@@ -88,7 +94,7 @@ def test_several_methods_give_one_experiment_each_in_their_order(file: Path) -> 
 
 def test_a_setting_reaches_the_methods_that_know_it() -> None:
     settings = ["method.classifier_epochs=4", "method.personal_layers=2", "method.tuning_epochs=6"]
-    fedavg, fedper, fedrep, local = compose(None, ["fedavg", "fedper", "fedrep", "local"], None, settings)
+    fedavg, fedper, fedrep, local = compose(asked(methods=["fedavg", "fedper", "fedrep", "local"], settings=settings))
     assert fedavg.method.options == {"tuning_epochs": 6}
     assert fedper.method.options == {"personal_layers": 2}
     assert fedrep.method.options["classifier_epochs"] == 4
@@ -97,7 +103,7 @@ def test_a_setting_reaches_the_methods_that_know_it() -> None:
 
 
 def test_a_preset_reaches_the_methods_that_have_it() -> None:
-    fedavg, fedrep = compose(None, ["fedavg", "fedrep"], None, ["method.preset=authors"])
+    fedavg, fedrep = compose(asked(methods=["fedavg", "fedrep"], settings=["method.preset=authors"]))
     assert fedrep.method.options["classifier_epochs"] == 10
     assert fedavg == one(methods=["fedavg"])
 

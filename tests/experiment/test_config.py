@@ -63,6 +63,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "rounds": 50,
         "participation": 1.0,
         "eval_every": 10,
+        "holdout_clients": 0.0,
+        "checkpoint_every": 10,
         "backend": "auto",
         "chunk_size": None,
         "device": "auto",

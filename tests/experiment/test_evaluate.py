@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmate.backends.base import View
-from fedmate.core import ClientData, Federation, client_data, pad
+from fedmate.core import ClientData, client_data, pad
 from fedmate.experiment.evaluate import evaluate_view, label_distribution, number, spread
 
 NAN = math.nan
@@ -31,15 +31,13 @@ LABELS = matrix([0.5, 0.5, 0.0], [0.0, 0.25, 0.75])
 
 
 def test_label_distributions_are_the_clients_own() -> None:
-    federation = Federation((data(0, 0, 1, 1), data(1, 2, 2, 2)), data(0, 1, 2), 3)
-    labels = label_distribution(federation)
+    labels = label_distribution((data(0, 0, 1, 1), data(1, 2, 2, 2)), 3)
     assert labels.dtype == torch.float64
     assert torch.equal(labels, LABELS)
 
 
 def test_padding_is_no_label() -> None:
-    federation = Federation((pad(data(1, 2, 2, 2), 9),), data(0, 1, 2), 3)
-    assert torch.equal(label_distribution(federation), LABELS[1:])
+    assert torch.equal(label_distribution((pad(data(1, 2, 2, 2), 9),), 3), LABELS[1:])
 
 
 def test_both_tests_by_hand() -> None:

@@ -1,124 +1,162 @@
-"""A record is written once, never over another, and read back as it was written."""
+"""A record is read as the run left it: finished, stopped, or torn in the middle of a line."""
 
 from __future__ import annotations
 
-import csv
 import json
-import math
-import platform
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import fedmate
 from fedmate.errors import UserError
-from fedmate.experiment.record import Record, check_free, environment, read_metrics, read_summary
+from fedmate.experiment.record import Record, runs_of
+from fedmate.experiment.recorder import Recorder
+
+CONFIG = 'rounds = 4\n[dataset]\nname = "digits"\n[method]\nname = "fedper"\n'
+SUMMARY = {
+    "headline": {"view": "pre", "test": "balanced", "mean": 81.236},
+    "accuracy": {
+        "pre": {"balanced": {"mean": 81.236}, "own": {"mean": 60.5}},
+        "post": {"balanced": {"mean": None}, "own": {"mean": 93.25}},
+        "global": None,
+    },
+}
 
 
-def test_a_new_record_says_what_is_about_to_run(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "down" / "run"
-    Record(folder, 'device = "東京"\n')
-    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "environment.json"]
-    assert (folder / "config.toml").read_text(encoding="utf-8") == 'device = "東京"\n'
-    assert json.loads((folder / "environment.json").read_text(encoding="utf-8")) == environment()
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    Recorder.begin(tmp_path / "run", CONFIG)
+    return Recorder(tmp_path / "run")
 
 
-def test_the_environment_names_versions_machine_and_commit() -> None:
-    found = environment()
-    assert found["fedmate"] == fedmate.__version__
-    assert found["torch"] == torch.__version__
-    assert found["python"] == platform.python_version()
-    assert {"numpy", "scikit-learn", "cuda", "gpu", "machine", "system"} <= set(found)
-    checkout = (Path(fedmate.__file__).parents[2] / ".git").exists()
-    assert found["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found["commit"])
-    assert checkout == (found["commit"] is not None)
+@pytest.fixture
+def record(recorder: Recorder) -> Record:
+    return Record(recorder.folder)
 
 
-def test_rounds_gather_below_one_header(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run", "")
-    record.add_round([{"round": 1, "client": 0, "loss": 0.5}, {"round": 1, "client": 2, "loss": math.nan}])
-    record.add_round([])
-    record.add_round(row for row in [{"round": 2, "client": 1, "loss": 1e-7}])
-    with (tmp_path / "run" / "rounds.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"round": "1", "client": "0", "loss": "0.5"},
-        {"round": "1", "client": "2", "loss": "nan"},
-        {"round": "2", "client": "1", "loss": "1e-07"},
-    ]
+def test_a_record_that_has_only_begun_is_empty(record: Record) -> None:
+    assert record.config == {"rounds": 4, "dataset": {"name": "digits"}, "method": {"name": "fedper"}}
+    assert "torch" in record.environment
+    assert (record.metrics, record.rounds, record.clients, record.finished) == ([], [], [], False)
+    assert "fedper on digits, 4 rounds, not finished" in repr(record)
 
 
-def test_a_row_that_does_not_fit_the_header_is_an_error(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run", "")
-    with pytest.raises(ValueError, match="up_extractor"):
-        record.add_round([{"round": 1}, {"round": 1, "up_extractor": 4}])
-
-
-def test_metrics_read_back_row_by_row(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run", "")
-    rows = [{"round": 1, "accuracy": {"pre": None}}, {"round": 2, "accuracy": {"pre": 12.345678901234567}}]
-    for row in rows:
-        record.add_metrics(row)
-    assert read_metrics(tmp_path / "run") == rows
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 2
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_json_cannot_hold_is_never_written(tmp_path: Path, value: float) -> None:
-    record = Record(tmp_path / "run", "")
-    record.add_metrics({"round": 1})
-    with pytest.raises(ValueError, match="JSON"):
-        record.add_metrics({"round": 2, "loss": value})
-    assert read_metrics(tmp_path / "run") == [{"round": 1}]
-
-
-def test_the_end_writes_clients_and_summary(tmp_path: Path) -> None:
-    record = Record(tmp_path / "run", "")
-    record.finish({"method": "fedavg", "seconds": 1.5}, [{"client": 0, "pre": 50.0}, {"client": 1, "pre": None}])
-    assert read_summary(tmp_path / "run") == {"method": "fedavg", "seconds": 1.5}
-    assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8").split() == ["client,pre", "0,50.0", "1,"]
-
-
-def test_a_free_folder_stays_untouched_by_the_check(tmp_path: Path) -> None:
-    check_free(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["folder", "full folder", "file", "link", "dangling link"])
-def test_nothing_is_ever_overwritten(tmp_path: Path, kind: str) -> None:
-    place = tmp_path / "taken"
-    match kind:
-        case "folder":
-            place.mkdir()
-        case "full folder":
-            Record(place, "seed = 1\n")
-        case "file":
-            place.write_text("mine", encoding="utf-8")
-        case "link":
-            (tmp_path / "elsewhere").mkdir()
-            place.symlink_to(tmp_path / "elsewhere")
-        case "dangling link":
-            place.symlink_to(tmp_path / "nowhere")
-    before = sorted((str(path), path.is_file() and path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*"))
-    for refuse in (check_free, lambda folder: Record(folder, "seed = 2\n")):
-        with pytest.raises(UserError) as caught:
-            refuse(place)
-        assert str(caught.value) == f"`--out` is `{place}`, which exists already; name a folder that does not."
-    after = sorted((str(path), path.is_file() and path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*"))
-    assert after == before
-
-
-def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine", encoding="utf-8")
-    place = tmp_path / "file" / "run"
+def test_what_is_not_finished_has_no_summary_and_says_how_to_get_one(record: Record) -> None:
     with pytest.raises(UserError) as caught:
-        Record(place, "")
-    assert f"`--out` is `{place}`" in str(caught.value)
-    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+        _ = record.summary
+    assert str(caught.value) == (
+        f"`{record.folder}` is not finished, so it has no summary; continue it with `fedmate run --resume "
+        f"{record.folder}`."
+    )
 
 
-def test_a_name_too_long_for_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="`--out` is `"):
-        check_free(tmp_path / ("x" * 300))
+def test_a_finished_record_says_so_though_it_was_opened_before(recorder: Recorder, record: Record) -> None:
+    recorder.finish(SUMMARY, [{"client": 0, "samples": 40, "pre_balanced": 81.236, "global_balanced": None}])
+    assert record.finished
+    assert record.summary == SUMMARY
+    assert record.clients == [{"client": 0, "samples": 40, "pre_balanced": 81.236, "global_balanced": None}]
+    assert "fedper on digits, 4 rounds, pre 81.24 %" in repr(record)
+
+
+def test_a_run_that_diverged_at_once_says_so(recorder: Recorder, record: Record) -> None:
+    diverged = {"headline": {"view": "pre", "mean": None}, "accuracy": dict.fromkeys(("pre", "post", "global"))}
+    recorder.finish(diverged, [])
+    assert "4 rounds, diverged" in repr(record)
+    assert record.accuracy() is None
+
+
+def test_accuracy_is_asked_by_view_and_test(recorder: Recorder, record: Record) -> None:
+    recorder.finish(SUMMARY, [])
+    assert record.accuracy() == 81.236
+    assert record.accuracy(test="own") == 60.5
+    assert record.accuracy("post", "own") == 93.25
+    assert record.accuracy("post") is None
+    assert record.accuracy("global") is None
+    for arguments, sentence in (
+        (("best",), "`view` is `best`; this run has `pre`, `post`, `global`."),
+        (("pre", "mine"), "`test` is `mine`; use `balanced` or `own`."),
+    ):
+        with pytest.raises(UserError) as caught:
+            record.accuracy(*arguments)
+        assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"round": 3, "loss": 1.5}'])
+def test_a_torn_last_line_of_metrics_is_left_out(recorder: Recorder, record: Record, torn: bytes) -> None:
+    rows: list[dict[str, Any]] = [{"round": 1, "loss": 2.5}, {"round": 2, "loss": None}]
+    for row in rows:
+        recorder.add_metrics(row)
+    with (recorder.folder / "metrics.jsonl").open("ab") as file:
+        file.write(torn)
+    assert record.metrics == rows
+
+
+@pytest.mark.parametrize("torn", ["", "2", "2,0,0.2", "2,0,"])
+def test_a_torn_last_line_of_rounds_is_left_out(recorder: Recorder, record: Record, torn: str) -> None:
+    recorder.add_round([{"round": 1, "client": 0, "loss": 0.25}, {"round": 1, "client": 3, "loss": None}])
+    with (recorder.folder / "rounds.csv").open("a", encoding="utf-8") as file:
+        file.write(torn)
+    assert record.rounds == [{"round": 1, "client": 0, "loss": 0.25}, {"round": 1, "client": 3, "loss": None}]
+    assert type(record.rounds[0]["round"]) is int
+
+
+def test_a_line_that_is_damaged_in_the_middle_is_not_passed_over(recorder: Recorder, record: Record) -> None:
+    (recorder.folder / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n', encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        _ = record.metrics
+    assert f"`{recorder.folder / 'metrics.jsonl'}` cannot be read" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "environment.json", "summary.json"])
+def test_a_file_that_cannot_be_read_is_named(recorder: Recorder, record: Record, name: str) -> None:
+    recorder.finish(SUMMARY, [])
+    attribute = name.partition(".")[0]
+    assert getattr(record, attribute)
+    (recorder.folder / name).write_bytes(b"\xff = {")
+    with pytest.raises(UserError) as caught:
+        getattr(record, attribute)
+    assert str(caught.value).startswith(f"`{recorder.folder / name}` cannot be read (")
+
+
+def test_diagnostics_are_read_by_round(recorder: Recorder, record: Record) -> None:
+    with pytest.raises(UserError, match="its method records none"):
+        record.diagnostics(2)
+    mask = torch.tensor([[True, False]])
+    recorder.add_diagnostics(2, {"clients/mask": mask.T, "server/scale": torch.tensor(0.5)})
+    recorder.add_diagnostics(4, {"clients/mask": ~mask})
+    recorder.add_diagnostics(6, {})
+    found = record.diagnostics(2)
+    assert torch.equal(found["clients/mask"], mask.T)
+    assert torch.equal(found["server/scale"], torch.tensor(0.5))
+    with pytest.raises(UserError, match=r"no diagnostics of round 6; it has 2, 4\."):
+        record.diagnostics(6)
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "comparison.json").write_text(json.dumps({"runs": ["fedavg", "local"]}), encoding="utf-8")
+    for name, hint in (
+        ("nowhere", "it does not exist"),
+        ("empty", "it is not a run's folder"),
+        ("both", "it is a comparison of `fedavg`, `local`"),
+    ):
+        with pytest.raises(UserError) as caught:
+            Record(tmp_path / name)
+        assert str(caught.value) == f"`{tmp_path / name}` holds no record: {hint}; give the folder of a run."
+
+
+def test_a_comparison_names_its_runs_and_nothing_outside_itself(tmp_path: Path) -> None:
+    assert runs_of(tmp_path) == [tmp_path]
+    names = ["local", "../fedavg", "/etc/fedper"]
+    (tmp_path / "comparison.json").write_text(json.dumps({"runs": names}), encoding="utf-8")
+    assert runs_of(tmp_path) == [tmp_path / "local", tmp_path / "fedavg", tmp_path / "fedper"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": 3}', '{"runs": [3]}'])
+def test_a_damaged_comparison_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "comparison.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        runs_of(tmp_path)
+    assert f"`{tmp_path / 'comparison.json'}` cannot be read" in str(caught.value)

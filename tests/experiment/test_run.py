@@ -25,10 +25,10 @@ from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
 from fedmate.datasets.digits import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import compose
-from fedmate.experiment.config import load_file, resolve
-from fedmate.experiment.record import read_metrics, read_summary
-from fedmate.experiment.run import Observer, run, sample_participants
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import load_file, parse_set, resolve
+from fedmate.experiment.record import Record
+from fedmate.experiment.run import Observer, begin, run, sample_participants
 from fedmate.methods import METHODS
 
 SMALL = (
@@ -76,7 +76,8 @@ class Diary(Observer):
         self.rounds: list[tuple[int, float | None]] = []
         self.sentences: list[str] = []
 
-    def started(self, built: Built) -> None:
+    def started(self, built: Built, done: int) -> None:
+        assert done == 0
         self.starts.append(built.experiment.method.name)
 
     def round_done(self, done: int, headline: float | None) -> None:
@@ -89,12 +90,19 @@ class Diary(Observer):
 def make(*assignments: str, method: str = "fedavg") -> Built:
     # The view that tunes a copy of the classifier takes most of the time and changes nothing else.
     shorter = ["method.tuning_epochs=0"] if "tuning_epochs" in options_of(METHODS[method]) else []
-    (experiment,) = compose(None, [method], "few", [*SMALL, *shorter, *assignments])
+    (experiment,) = compose(Request(None, [method], "few", parse_set([*SMALL, *shorter, *assignments])))
     return build(experiment)
 
 
 def carry_out(folder: Path, *assignments: str, method: str = "fedavg") -> dict[str, Any]:
-    return run(make(*assignments, method=method), folder, Diary())
+    return start(make(*assignments, method=method), folder, Diary())
+
+
+def start(made: Built, folder: Path, diary: Diary) -> dict[str, Any]:
+    """Begin a run and run all of it."""
+    folder.parent.mkdir(exist_ok=True)
+    begin(folder, made)
+    return run(made, folder, diary)
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -104,8 +112,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def timeless(folder: Path) -> dict[str, Any]:
     """Return a whole record without what a clock wrote."""
-    summary = {key: value for key, value in read_summary(folder).items() if key != "seconds"}
-    metrics = [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(folder)]
+    summary = {key: value for key, value in Record(folder).summary.items() if key != "seconds"}
+    metrics = [{key: value for key, value in row.items() if key != "seconds"} for row in Record(folder).metrics]
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in ("config.toml", "rounds.csv", "clients.csv")}
     return {"summary": summary, "metrics": metrics, **texts}
 
@@ -116,7 +124,7 @@ def timeless(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS.names())
 def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> None:
     summary = carry_out(tmp_path / "run", "seed=3", method=method)
-    assert read_summary(tmp_path / "run") == summary
+    assert Record(tmp_path / "run").summary == summary
     assert summary["method"] == method
     assert (summary["dataset"], summary["seed"], summary["rounds"], summary["clients"]) == ("few", 3, 3, 4)
     assert {"pre", "post", "global"} <= set(summary["accuracy"])
@@ -173,7 +181,7 @@ def test_training_lowers_the_loss_and_learns_something(tmp_path: Path) -> None:
     summary = carry_out(tmp_path / "run", "rounds=6", "training.epochs=5")
     assert summary["loss"]["after"] < summary["loss"]["before"]
     assert summary["headline"]["mean"] > 30
-    first, last = (read_metrics(tmp_path / "run")[i]["loss"]["before"] for i in (0, -1))
+    first, last = (Record(tmp_path / "run").metrics[i]["loss"]["before"] for i in (0, -1))
     assert last < first
 
 
@@ -183,8 +191,8 @@ def test_training_lowers_the_loss_and_learns_something(tmp_path: Path) -> None:
 )
 def test_the_last_round_is_always_evaluated(tmp_path: Path, rounds: int, every: int, evaluated: list[int]) -> None:
     diary = Diary()
-    summary = run(make(f"rounds={rounds}", f"eval_every={every}", method="local"), tmp_path / "run", diary)
-    metrics = read_metrics(tmp_path / "run")
+    summary = start(make(f"rounds={rounds}", f"eval_every={every}", method="local"), tmp_path / "run", diary)
+    metrics = Record(tmp_path / "run").metrics
     assert [row["round"] for row in metrics] == evaluated
     assert diary.starts == ["local"]
     assert [done for done, _ in diary.rounds] == list(range(1, rounds + 1))
@@ -197,8 +205,8 @@ def test_the_last_round_is_always_evaluated(tmp_path: Path, rounds: int, every: 
 
 def test_every_clients_figure_is_kept(tmp_path: Path) -> None:
     made = make()
-    summary = run(made, tmp_path / "run", Diary())
-    last, clients = read_metrics(tmp_path / "run")[-1], read_csv(tmp_path / "run" / "clients.csv")
+    summary = start(made, tmp_path / "run", Diary())
+    last, clients = Record(tmp_path / "run").metrics[-1], read_csv(tmp_path / "run" / "clients.csv")
     assert [row["client"] for row in clients] == ["0", "1", "2", "3"]
     for view, figures in last["accuracy"].items():
         for test in ("balanced", "own"):
@@ -216,7 +224,7 @@ def test_every_clients_figure_is_kept(tmp_path: Path) -> None:
 
 def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None:
     made = make("rounds=1", "dtype=float64")
-    summary = run(made, tmp_path / "run", Diary())
+    summary = start(made, tmp_path / "run", Diary())
     # One round by hand, to get at the server's state: equal sizes, so the mean of the clients' uploads.
     fresh = make("rounds=1", "dtype=float64")
     method = fresh.method
@@ -235,7 +243,7 @@ def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None
 
 def test_the_written_configuration_is_the_experiment_as_decided(tmp_path: Path) -> None:
     made = make()
-    run(made, tmp_path / "run", Diary())
+    start(made, tmp_path / "run", Diary())
     assert resolve([load_file(tmp_path / "run" / "config.toml")]) == made.experiment
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
     assert config["device"] == made.experiment.general.device != "auto"
@@ -280,7 +288,7 @@ def test_the_ledger_counts_what_crosses(
     for row in rows:
         assert {key[5:]: int(row[key]) for key in row if key.startswith("down_")} == down
         assert {key[3:]: int(row[key]) for key in row if key.startswith("up_")} == up
-    for evaluated in read_metrics(tmp_path / "run"):
+    for evaluated in Record(tmp_path / "run").metrics:
         so_far = 2 * evaluated["round"]
         assert evaluated["bytes"]["down"] == {item: so_far * size for item, size in down.items()}
         assert evaluated["bytes"]["up"] == {item: so_far * size for item, size in up.items()}
@@ -288,7 +296,7 @@ def test_the_ledger_counts_what_crosses(
 
 def test_rounds_hold_the_losses_of_every_participant(tmp_path: Path) -> None:
     carry_out(tmp_path / "run", "eval_every=1")
-    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), read_metrics(tmp_path / "run")
+    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), Record(tmp_path / "run").metrics
     assert [(row["round"], row["client"]) for row in rows] == [(str(t), str(i)) for t in (1, 2, 3) for i in range(4)]
     assert {row["valid"] for row in rows} == {"1"}
     for t, evaluated in enumerate(metrics):
@@ -311,7 +319,7 @@ def test_evaluation_costs_nothing_and_changes_nothing(tmp_path: Path) -> None:
         carry_out(rarely, "eval_every=3", method=method)
         for key in ("summary", "rounds.csv", "clients.csv"):
             assert timeless(often)[key] == timeless(rarely)[key]
-        assert len(read_metrics(often)) == 3
+        assert len(Record(often).metrics) == 3
         assert timeless(often)["metrics"][-1:] == timeless(rarely)["metrics"]
 
 
@@ -332,14 +340,14 @@ def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> 
     for workers in (1, 3):
         made = make()
         backend = Sequential(made.method, made.federation, made.backend.key, workers=workers)
-        run(made._replace(backend=backend), tmp_path / str(workers), Diary())
+        start(made._replace(backend=backend), tmp_path / str(workers), Diary())
     assert timeless(tmp_path / "1") == timeless(tmp_path / "3")
 
 
 def test_some_clients_take_part_and_post_is_theirs_alone(tmp_path: Path) -> None:
     carry_out(tmp_path / "run", "partition.clients=7", "participation=0.3", "eval_every=1", "rounds=4")
     rows = read_csv(tmp_path / "run" / "rounds.csv")
-    for evaluated in read_metrics(tmp_path / "run"):
+    for evaluated in Record(tmp_path / "run").metrics:
         took_part = {int(row["client"]) for row in rows if row["round"] == str(evaluated["round"])}
         assert took_part == set(sample_participants(0, evaluated["round"] - 1, 7, 0.3))
         assert len(took_part) == 2
@@ -406,7 +414,7 @@ GROWING = (
 def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> None:
     with pytest.raises(DivergedError) as caught:
         carry_out(tmp_path / "run", *GROWING)
-    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), read_metrics(tmp_path / "run")
+    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), Record(tmp_path / "run").metrics
     assert len(metrics) >= 1
     assert f"round {len(metrics) + 1} " in str(caught.value)
     assert "learning rate" in str(caught.value)
@@ -414,7 +422,7 @@ def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> 
     valid = {t: {row["valid"] for row in rows if row["round"] == str(t)} for t in range(1, len(metrics) + 2)}
     assert valid == {**{t: {"1"} for t in range(1, len(metrics) + 1)}, len(metrics) + 1: {"0"}}
     assert load_file(tmp_path / "run" / "config.toml").values["rounds"] == 9
-    assert read_summary(tmp_path / "run")["diverged_in_round"] == len(metrics) + 1
+    assert Record(tmp_path / "run").summary["diverged_in_round"] == len(metrics) + 1
 
 
 @pytest.mark.parametrize("method", METHODS.names())
@@ -438,10 +446,10 @@ def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Pat
     made = with_broken_client(make(method=method), 2)
     before = flatten(made.backend.clients[2])
     diary = Diary()
-    summary = run(made, tmp_path / "run", diary)
+    summary = start(made, tmp_path / "run", diary)
     assert diary.sentences == [f"round {t}: left out, not finite: client 2" for t in (1, 2, 3)]
     assert summary["left_out"] == 3
-    assert read_summary(tmp_path / "run")["left_out"] == 3
+    assert Record(tmp_path / "run").summary["left_out"] == 3
     rows = read_csv(tmp_path / "run" / "rounds.csv")
     assert {row["client"] for row in rows if row["valid"] == "0"} == {"2"}
     assert len(rows) == 12
@@ -456,11 +464,11 @@ def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Pat
 
 
 def test_a_client_left_out_has_no_weight(tmp_path: Path) -> None:
-    four = run(with_broken_client(make(), 3), tmp_path / "four", Diary())
+    four = start(with_broken_client(make(), 3), tmp_path / "four", Diary())
     made = make()
     federation = made.federation._replace(clients=made.federation.clients[:3])
     backend = Sequential(made.method, federation, made.backend.key)
-    three = run(made._replace(federation=federation, backend=backend), tmp_path / "three", Diary())
+    three = start(made._replace(federation=federation, backend=backend), tmp_path / "three", Diary())
     assert (four["left_out"], three["left_out"]) == (3, 0)
     figures = [summary["accuracy"]["global"]["balanced"]["mean"] for summary in (four, three)]
     assert figures[0] == pytest.approx(figures[1], abs=1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -95,7 +95,7 @@ class Run:
         self.results: list[RoundResult] = []
 
     @property
-    def clients(self) -> list[Tree]:
+    def clients(self) -> Sequence[Tree]:
         return self.backend.clients
 
     def go(self, *participants: tuple[int, ...], evaluate: bool = False) -> Run:

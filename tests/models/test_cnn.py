@@ -97,7 +97,7 @@ def test_features_and_logits(name: str) -> None:
     torch.testing.assert_close(features, z.detach())
     torch.testing.assert_close(model.logits(params, x), functional.linear(z, *tensors[-2:]).detach())
     assert (features < 0).any() == (network.slope > 0)
-    model.check(module, x, network.classes)
+    model.check(x, network.classes)
 
 
 @every_network

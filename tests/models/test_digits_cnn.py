@@ -25,7 +25,7 @@ def test_shapes(input_shape: tuple[int, ...], width: int) -> None:
     assert z.shape == (3, width)
     assert buffers == {}
     assert params["classifier"]["weight"].shape == (7, width)
-    model.check(module, x, 7)
+    model.check(x, 7)
 
 
 def test_number_of_parameters() -> None:
@@ -61,7 +61,8 @@ def test_other_inputs_are_refused(input_shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as error:
         DigitsCNN().build(input_shape, 10)
     assert str(error.value) == (
-        f"`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not {input_shape}."
+        f"`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not {input_shape}; choose another, or "
+        "give your own network to `fedmate.run(model=...)`."
     )
 
 

@@ -6,8 +6,9 @@ import io
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from fedmate.report.tables import comparison
+from fedmate.report.tables import adapted, comparison, samples_by_class
 
 
 def figures(balanced: float | None, own: float | None) -> dict[str, Any]:
@@ -88,3 +89,22 @@ def test_the_table_fits_into_a_terminal() -> None:
 def test_views_that_only_some_methods_have_do_not_disturb() -> None:
     extra = {**FEDAVG, "accuracy": {**FEDAVG["accuracy"], "classifier_tuned": figures(99.0, 99.0)}}
     assert rendered([extra]) == rendered([FEDAVG])
+
+
+def printed(table: Table) -> list[list[str]]:
+    file = io.StringIO()
+    Console(file=file, width=140).print(table, highlight=False)
+    return [line.split() for line in file.getvalue().splitlines() if line.strip()]
+
+
+def test_a_newcomer_has_a_row_before_and_one_after() -> None:
+    rows = printed(adapted({"before": {"balanced": 10.0, "own": None}, "after": {"balanced": 12.346, "own": 100.0}}))
+    assert rows[0][-2:] == ["balanced", "own"]
+    assert rows[-2:] == [["before", "10.00", "-"], ["after", "12.35", "100.00"]]
+
+
+def test_samples_are_counted_by_class_whatever_it_is_called() -> None:
+    rows = printed(samples_by_class({"train": {"[red]cat": 3, ":dog:": 0}, "test": {"[red]cat": 1, ":dog:": 20}}))
+    assert ["[red]cat", "3", "1"] in rows
+    assert [":dog:", "0", "20"] in rows
+    assert rows[-1] == ["all", "3", "21"]

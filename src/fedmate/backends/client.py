@@ -75,10 +75,12 @@ class Adapted(NamedTuple):
     Attributes:
         before: what it holds right after its first broadcast.
         after: what it holds after one round of local training and `personalise`; `before` if it diverged.
+        valid: false if it diverged: `after`, or its loss on the newcomer's samples, would not be finite.
     """
 
     before: Tree
     after: Tree
+    valid: Tensor
 
 
 def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Adapted:
@@ -86,7 +88,8 @@ def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData,
     received = method.personal_params(client, download)
     trained = method.local_update(client, download, data, fold(key, "update")).params
     adapted = method.personalise(trained, data, fold(key, "personalise"))
-    return Adapted(received, where(all_finite(adapted), adapted, received))
+    valid = all_finite(adapted) & torch.isfinite(mean_loss(method.setup.model, adapted, data))
+    return Adapted(received, where(valid, adapted, received), valid)
 
 
 def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Tree:
@@ -101,6 +104,7 @@ def view_newcomer(
     method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
 ) -> Tree:
     """Return a newcomer's accuracies for each class, `before` and `after` it adapts."""
-    models = adapt_client(method, client, download, data, key)._asdict()
+    adapted = adapt_client(method, client, download, data, key)
+    models = {"before": adapted.before, "after": adapted.after}
     classes = method.setup.num_classes
     return {name: class_accuracies(method.setup.model, params, test, classes) for name, params in models.items()}

@@ -52,7 +52,7 @@ def unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = load(data)
         note = dict(json.loads(content["note"]))
         intact = content["digest"] == digest(tensors, content["note"])
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"not a file of fedmate's ({type(error).__name__})") from error
     if not intact:
         raise DamagedError("its content has changed since it was written")
@@ -67,7 +67,7 @@ def fit_to(tensors: dict[str, Tensor], like: Tree) -> Tree:
         raise DamagedError(f"it does not hold the expected parts ({odd})")
     for path, leaf in expected.items():
         if (tensors[path].shape, tensors[path].dtype) != (leaf.shape, leaf.dtype):
-            raise DamagedError(f"`{path}` has the shape {tuple(tensors[path].shape)}, not {tuple(leaf.shape)}")
+            raise DamagedError(f"`{path}` is {_kind(tensors[path])}, not {_kind(leaf)}")
     return _filled(like, unflatten({path: tensors[path].to(leaf.device) for path, leaf in expected.items()}))
 
 
@@ -79,6 +79,10 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
         total.update(json.dumps([path, str(leaf.dtype), list(leaf.shape)]).encode())
         total.update(leaf.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def _kind(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} of shape {tuple(leaf.shape)}"
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

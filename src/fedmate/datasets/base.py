@@ -55,6 +55,15 @@ class Arrays(NamedTuple):
     normalisation: Normalisation = Normalisation()
 
 
+def hold_back(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Choose a fifth of samples for a test, from each class as nearly as can be, but never a class's only sample."""
+    order = rng.permutation(len(labels))
+    order = order[np.bincount(labels)[labels[order]] > 1]
+    # Every fifth of a row in which classes stand together: each gives a fifth, rounded up or down.
+    chosen: NDArray[np.int64] = np.sort(order[np.argsort(labels[order], kind="stable")][2::5])
+    return chosen
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
     """A data set; fields are its options."""

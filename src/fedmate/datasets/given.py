@@ -17,6 +17,9 @@ from fedmate.errors import UserError
 
 ArrayLike: TypeAlias = NDArray[Any] | torch.Tensor | Sequence[Any]
 
+MOST_CLASSES = 100_000
+"""Labels beyond are a mistake, a column of numbers that are no classes: they would fill the memory with names."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,8 @@ class Pool:
     Args:
         x: samples `[samples, ...]`, numbers, as the network reads them.
         y: their labels, whole numbers from 0.
-        test_x, test_y: the test split; what no client gets if left out.
+        test_x, test_y: the test split. If left out it is what no client gets, at least a fifth of the samples unless
+            `partition.examples` says how many a client gets.
         class_names: one for each label; the numbers if left out.
 
     Example:
@@ -95,7 +99,7 @@ class Sites:
         """Check that arrays fit each other."""
         if not len(clients):
             raise UserError("`clients` is empty; give a pair `(x, y)` for each client.")
-        pairs = [_samples(f"clients[{i}].x", x, f"clients[{i}].y", y) for i, (x, y) in enumerate(clients)]
+        pairs = [_pair(f"clients[{i}]", pair) for i, pair in enumerate(clients)]
         odd = next((i for i, pair in enumerate(pairs) if pair.x.shape[1:] != pairs[0].x.shape[1:]), None)
         if odd is not None:
             raise UserError(
@@ -105,7 +109,7 @@ class Sites:
         train = Samples(np.concatenate([pair.x for pair in pairs]), np.concatenate([pair.y for pair in pairs]))
         ends = np.cumsum([len(pair.y) for pair in pairs])
         self.hands: list[NDArray[np.int64]] | None = np.split(np.arange(ends[-1], dtype=np.int64), ends[:-1])
-        self.arrays = _arrays(train, _samples("test.x", test[0], "test.y", test[1]), class_names)
+        self.arrays = _arrays(train, _pair("test", test), class_names)
 
 
 def fingerprint(data: Pool | Sites) -> str:
@@ -117,6 +121,12 @@ def fingerprint(data: Pool | Sites) -> str:
     if data.hands is not None:
         tensors["sizes"] = np.array([len(hand) for hand in data.hands])
     return digest({name: torch.from_numpy(array) for name, array in tensors.items()}, "\n".join(arrays.class_names))
+
+
+def _pair(name: str, pair: tuple[ArrayLike, ArrayLike]) -> Samples:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UserError(f"`{name}` is a {type(pair).__name__}; give a pair `(x, y)` of samples and labels.")
+    return _samples(f"{name}.x", pair[0], f"{name}.y", pair[1])
 
 
 def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
@@ -155,9 +165,14 @@ def _arrays(train: Samples, test: Samples | None, class_names: Sequence[str] | N
             f"the test samples have the shape {test.x.shape[1:]}, the others {train.x.shape[1:]}; give both one shape."
         )
     largest = max(int(part.y.max()) for part in (train, test) if part is not None)
+    if class_names is None and largest >= MOST_CLASSES:
+        raise UserError(f"`y` holds a label {largest}, which looks like no class; number the classes 0, 1, 2, ...")
     names = tuple(map(str, range(largest + 1))) if class_names is None else tuple(map(str, class_names))
     if largest >= len(names):
         raise UserError(f"`class_names` has {len(names)} names, but there is a label {largest}; name every class.")
+    twice = next((name for name in names if names.count(name) > 1), None) if class_names is not None else None
+    if twice is not None:
+        raise UserError(f"`class_names` has `{twice}` twice; give each class a name of its own.")
     if len(names) < 2:
         raise UserError("`y` holds one class only; give samples of two classes at least, or `class_names`.")
     return Arrays(train, test, names, Normalisation())

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedmate.backends import BACKENDS, Backend
 from fedmate.core import ClientData, Federation, Method, Model, Setup, client_data, fold, make_key
 from fedmate.core.serialise import fit_to
-from fedmate.datasets import DATASETS, Arrays, Samples
+from fedmate.datasets import DATASETS, Arrays, Samples, hold_back
 from fedmate.errors import UserError
 from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment
@@ -62,7 +62,7 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
     general = experiment.general
     key = make_key(general.seed, general.device)
-    arrays = given.data.arrays if given.data else DATASETS[experiment.dataset.name](**experiment.dataset.options).load()
+    arrays = _load(experiment, given)
     federation = _deal(experiment, arrays, given)
     card = Card(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, general.dtype)
     method = make_method(experiment, card, given, initial)
@@ -138,29 +138,46 @@ def _check_device(name: str) -> None:
         raise UserError(f"`device` is `{name}`, but torch finds {count} CUDA devices here; use `cpu` or `auto`.")
 
 
+def _load(experiment: Experiment, given: Given) -> Arrays:
+    """Read the arrays; a user's own that would go to the clients altogether leave a fifth for the test split."""
+    if given.data is None:
+        return DATASETS[experiment.dataset.name](**experiment.dataset.options).load()
+    arrays, everything = given.data.arrays, experiment.partition.options["examples"] is None
+    if arrays.test is not None or not everything:
+        return arrays
+    held = hold_back(arrays.train.y, _random(experiment, b"test"))
+    x, y = arrays.train
+    return arrays._replace(train=Samples(np.delete(x, held, 0), np.delete(y, held)), test=Samples(x[held], y[held]))
+
+
 def _deal(experiment: Experiment, arrays: Arrays, given: Given) -> Federation:
     """Give each client its rows, and everybody the test split."""
     rows = given.data.hands if given.data else None
     if rows is None:
         partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
         rows = partition.split(arrays.train.y, len(arrays.class_names), _random(experiment, b"partition"))
-    test = arrays.test
-    if test is None:
-        rest = np.setdiff1d(np.arange(len(arrays.train.y)), np.concatenate(rows))
-        test = Samples(arrays.train.x[rest], arrays.train.y[rest])
-    if not len(test.y):
-        raise UserError(
-            "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
-            "`partition.examples` or `partition.clients`."
-        )
+    test = _test_split(experiment, arrays, rows)
     x, y = to_device(experiment, arrays.normalisation.apply(arrays.train.x), arrays.train.y)[:2]
     clients = [client_data(x[index], y[index]) for index in (torch.from_numpy(r).to(y.device) for r in rows)]
-    away = _held_out(experiment, len(rows))
+    away = held_out(experiment, len(rows))
     return Federation(
         clients=tuple(data for i, data in enumerate(clients) if i not in away),
         test=to_device(experiment, arrays.normalisation.apply(test.x), test.y),
         num_classes=len(arrays.class_names),
         newcomers=tuple(clients[i] for i in sorted(away)),
+    )
+
+
+def _test_split(experiment: Experiment, arrays: Arrays, rows: list[NDArray[np.int64]]) -> Samples:
+    """Return the data set's own test split, or what no client holds, newcomers included."""
+    if arrays.test is not None:
+        return arrays.test
+    rest = np.setdiff1d(np.arange(len(arrays.train.y)), np.concatenate(rows))
+    if len(rest):
+        return Samples(arrays.train.x[rest], arrays.train.y[rest])
+    raise UserError(
+        "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
+        "`partition.examples` or `partition.clients`."
     )
 
 
@@ -175,15 +192,20 @@ def _random(experiment: Experiment, purpose: bytes) -> np.random.Generator:
     return np.random.default_rng([experiment.general.seed % 2**64, *purpose])
 
 
-def _held_out(experiment: Experiment, num_clients: int) -> set[int]:
+def held_out(experiment: Experiment, num_clients: int) -> set[int]:
     """Choose who stays out of training: `holdout_clients` of them, rounded down."""
     share = experiment.general.holdout_clients
-    # The small addition undoes rounding: 0.29 * 100 is 28.999999999999996.
-    count = math.floor(share * num_clients + 1e-9)
+    # The small addition undoes rounding: 0.29 * 100 is 28.999999999999996. Somebody has to train.
+    count = min(math.floor(share * num_clients + 1e-9), num_clients - 1)
+    if share and num_clients == 1:
+        raise UserError(f"`holdout_clients` is {share}, but there is one client only, which has to train; set it to 0.")
     if share and not count:
+        digits = len(str(num_clients)) + 1
+        # Rounded up, or it would be refused in its turn.
+        enough = math.ceil(10**digits / num_clients) / 10**digits
         raise UserError(
-            f"`holdout_clients` is {share}, which of {num_clients} clients is none; set it to at least "
-            f"{1 / num_clients:.2g}, or to 0."
+            f"`holdout_clients` is {share}, which of {num_clients} clients is none; set it to at least {enough}, or "
+            "to 0."
         )
     return set(_random(experiment, b"holdout").permutation(num_clients)[:count].tolist())
 

@@ -81,23 +81,26 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Write it down, with a digest that tells whether a bit has changed."""
-        body = json.dumps({"format": FORMAT, **asdict(self)}, allow_nan=False)
-        return json.dumps({"digest": hashlib.sha256(body.encode()).hexdigest(), "checkpoint": body}).encode() + b"\n"
+        values = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"digest": _digest(values), "checkpoint": values}, allow_nan=False).encode() + b"\n"
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
         """Read it back, or raise `DamagedError`."""
         try:
-            outer = json.loads(data)
-            body = outer["checkpoint"]
-            if outer["digest"] != hashlib.sha256(body.encode()).hexdigest():
+            content = json.loads(data)
+            values = content["checkpoint"]
+            if content["digest"] != _digest(values):
                 raise DamagedError("its content has changed since it was written")
-            values = json.loads(body)
             if values.pop("format") != FORMAT:
                 raise DamagedError("it was written by another version of fedmate")
             return Manifest(**{**values, "standing": Standing(**values["standing"])})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(f"not a file of fedmate's ({type(error).__name__})") from error
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(config: str) -> str:
@@ -118,6 +121,11 @@ class Checkpoint:
         self.folder = folder / "checkpoint"
         self._place = folder
         self.manifest = self._read_manifest()
+        if self.manifest.experiment != fingerprint(self._config()):
+            raise UserError(
+                f"`{folder}` was run with another configuration than its `config.toml` holds now; put the original "
+                "back, or start a new run with `--out`."
+            )
 
     @staticmethod
     def create(folder: Path, config: str, num_clients: int, initial: Tree, note: Mapping[str, Any]) -> None:
@@ -184,6 +192,8 @@ class Checkpoint:
 
     def clean(self) -> None:
         """Delete what an interrupted checkpoint left behind."""
+        # Some ways to copy a folder leave out folders that are empty, as this one is before the first checkpoint.
+        (self.folder / "clients").mkdir(exist_ok=True)
         wanted = {_server_file(self.standing.round)}
         wanted |= {_client_file(client, version) for client, version in enumerate(self.manifest.versions)}
         for path in [*self.folder.iterdir(), *(self.folder / "clients").iterdir()]:
@@ -222,11 +232,6 @@ class Checkpoint:
 
     def _read_manifest(self) -> Manifest:
         manifest: Manifest = self._parse("checkpoint.json", Manifest.from_json)
-        if manifest.experiment != fingerprint(self._config()):
-            raise UserError(
-                f"`{self._place}` was run with another configuration than its `config.toml` holds now; put the "
-                "original back, or start a new run with `--out`."
-            )
         return manifest
 
     def _config(self) -> str:

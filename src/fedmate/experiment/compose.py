@@ -40,6 +40,8 @@ class Request(NamedTuple):
 def compose(request: Request) -> list[Experiment]:
     """Return an experiment for each of the methods, or one if none is named."""
     layers = [] if request.base is None else [request.base]
+    if request.dataset is not None and request.given.data is not None:
+        raise UserError(f"`dataset` is `{request.dataset}`, but `data` is given, too; leave one of them out.")
     if request.dataset is not None:
         layers.append(Layer("--dataset", {"dataset": {"name": request.dataset}}))
     layers.append(request.given.layer())

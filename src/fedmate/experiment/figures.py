@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmate.backends.base import ClientReport, RoundResult, View
 from fedmate.core import ClientData, Federation, class_counts
-from fedmate.experiment.build import Built
+from fedmate.experiment.build import Built, held_out
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number
 
 VIEWS = ("pre", "post", "global")
@@ -63,6 +63,7 @@ def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, A
         figures = metrics.get("newcomers", {})
         summary["newcomers"] = {
             "clients": len(built.federation.newcomers),
+            "dealt_as": sorted(held_out(experiment, len(built.federation.clients) + len(built.federation.newcomers))),
             "accuracy": {name: _short(figures.get(name)) for name in ("before", "after")},
         }
     return summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -29,6 +30,7 @@ class Given(NamedTuple):
 
     def layer(self) -> Layer:
         """Return what the experiment has to say about them."""
+        self._check_types()
         values: dict[str, dict[str, Any]] = {}
         if self.data is not None:
             values["dataset"] = {"name": "given", "digest": fingerprint(self.data)}
@@ -36,8 +38,9 @@ class Given(NamedTuple):
                 values["partition"] = {"name": "given", "clients": len(self.data.hands)}
         if self.module is not None:
             if self.classifier is None:
-                last = [name for name, part in self.module.named_modules() if name and any(part.parameters(False))]
-                hint = f"; probably it is `{last[-1]}`" if last else ""
+                # Layers come in the order they were made, which is mostly the order they are used in.
+                layers = [name.rpartition(".")[0] for name, _ in self.module.named_parameters()]
+                hint = f"; probably it is `{layers[-1]}`" if any(layers[-1:]) else ""
                 raise UserError(f"`model` needs `classifier`, the name of its last layer{hint}.")
             values["model"] = {"name": "given", "layer": self.classifier, "digest": structure(self.module)}
         elif self.classifier is not None:
@@ -49,21 +52,47 @@ class Given(NamedTuple):
 
         What the experiment takes from Python and did not get is refused where it would be loaded.
         """
+        self._check_types()
         if self.data is not None:
             _check_name("data", "dataset", experiment.dataset.name)
             if experiment.dataset.options["digest"] != fingerprint(self.data):
                 raise UserError("`data` holds other samples than the run began with; give the same arrays.")
             if self.data.hands is not None:
                 _check_name("data", "partition", experiment.partition.name)
+                _check_sites(len(self.data.hands), experiment.partition.options)
         if self.module is not None:
             _check_name("model", "model", experiment.model.name)
             if experiment.model.options["digest"] != structure(self.module):
                 raise UserError("`model` has another structure than the network the run began with; give the same one.")
+            layer = experiment.model.options["layer"]
+            if self.classifier not in (None, layer):
+                raise UserError(
+                    f"`classifier` is `{self.classifier}`, but the run began with `{layer}`; give that one."
+                )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.data, Pool | Sites | None):
+            raise UserError(
+                f"`data` is a {type(self.data).__name__}; give `fedmate.Pool(x, y)`, or `fedmate.Sites(...)` for "
+                "samples that lie with their clients."
+            )
+        if not isinstance(self.module, nn.Module | None):
+            raise UserError(f"`model` is a {type(self.module).__name__}; give a `torch.nn.Module`, an instance of it.")
 
 
 def _check_name(argument: str, section: str, name: str) -> None:
     if name != "given":
         raise UserError(f"`{argument}` is given, but `{section}.name` is `{name}`; leave one of them out.")
+
+
+def _check_sites(count: int, options: Mapping[str, Any]) -> None:
+    """Refuse to deal anew what lies with its clients already."""
+    for key, taken in (("clients", count), ("examples", None)):
+        if options[key] != taken:
+            raise UserError(
+                f"`partition.{key}` is {options[key]}, but `data` is {count} clients with samples of their own, which "
+                f"are taken as they are; leave `partition.{key}` out."
+            )
 
 
 NOTHING = Given()

@@ -71,7 +71,8 @@ def resumed(request: Request, folder: Path) -> Iterator[list[Job]]:
         jobs = [_reopen(place, request.given, locks) for place in folders]
         if request.describes:
             _check_asked(request, folder, folders)
-        yield jobs
+        # What is refused changes nothing, so nothing is written before.
+        yield [_note_environment(job) for job in jobs]
 
 
 def run_jobs(jobs: Iterable[Job], observer: Callable[[], Observer]) -> list[str]:
@@ -121,18 +122,27 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
         built = build(stored_experiment(folder), given, checkpoint.initial()[0])
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
-    changed = Recorder(folder).note_environment(checkpoint.standing.round)
-    notes = [f"`{folder}` goes on with another {', '.join(changed)} than it began with: results may differ slightly."]
-    return Job(folder, built, [*built.notes, *(notes if changed else [])])
+    return Job(folder, built, built.notes)
+
+
+def _note_environment(job: Job) -> Job:
+    """Write down what has changed since the run began, and say it."""
+    if job.built is None:
+        return job
+    changed = Recorder(job.folder).note_environment(Checkpoint(job.folder).standing.round)
+    note = f"`{job.folder}` goes on with another {', '.join(changed)} than it began with: results may differ slightly."
+    return job._replace(notes=[*job.notes, note]) if changed else job
 
 
 def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> None:
     """Refuse to go on with a run of another experiment than the one asked for."""
     advice = "`--resume` needs no other words, and a new run needs `--out`"
     held = {experiment.method.name: experiment for experiment in map(stored_experiment, folders)}
-    names = list(held)
-    if request.base is not None:
-        asked = {experiment.method.name: experiment for experiment in compose(request)}
+    names, base = list(held), request.base
+    if base is None and len(folders) == 1 and not request.methods:
+        base = load_file(folders[0] / "config.toml")
+    if base is not None:
+        asked = {experiment.method.name: experiment for experiment in compose(request._replace(base=base))}
     elif {*request.methods} <= {*names}:
         # Without a file, what is said is said about the runs as they are.
         layers = [load_file(place / "config.toml") for place in folders]

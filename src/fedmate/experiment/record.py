@@ -126,8 +126,10 @@ class Record:
         what = f"{config['method']['name']} on {config['dataset']['name']}, {config['rounds']} rounds"
         if not self.finished:
             return f"Record({str(self.folder)!r}: {what}, not finished)"
-        headline = self.summary["headline"]
+        headline, diverged = self.summary["headline"], self.summary.get("diverged_in_round")
         figure = "diverged" if headline["mean"] is None else f"{headline['view']} {headline['mean']:.2f} %"
+        if headline["mean"] is not None and diverged is not None:
+            figure += f", diverged in round {diverged}"
         return f"Record({str(self.folder)!r}: {what}, {figure})"
 
     def _read(self, name: str, parse: Callable[[str], Content], default: str | None = None) -> Content:

@@ -23,7 +23,10 @@ class DigitsCNN(Architecture):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return the network with PyTorch's default initialisation."""
         if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-            raise UserError(f"`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not {input_shape}.")
+            raise UserError(
+                f"`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not {input_shape}; choose "
+                "another, or give your own network to `fedmate.run(model=...)`."
+            )
         channels, height, width = input_shape
         return nn.Sequential(
             OrderedDict(

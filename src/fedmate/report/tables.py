@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 VIEWS = ("pre", "post", "global")
 
@@ -47,6 +48,29 @@ def newcomers(summaries: Sequence[dict[str, Any]]) -> Table | None:
         accuracy = summary["newcomers"]["accuracy"]
         cells = [_figure(accuracy[view], test) for test in ("balanced", "own") for view in ("before", "after")]
         table.add_row(summary["method"], *cells)
+    return table
+
+
+def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Return a table of one newcomer's accuracies, before and after it adapts."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("accuracy in %", no_wrap=True)
+    for test in ("balanced", "own"):
+        table.add_column(test, justify="right", no_wrap=True)
+    for view in ("before", "after"):
+        figures = [accuracy[view][test] for test in ("balanced", "own")]
+        table.add_row(view, *("-" if figure is None else f"{figure:.2f}" for figure in figures))
+    return table
+
+
+def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
+    """Return a table of how many samples of each class were used, and for what."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column("samples of class", "all")
+    for part in ("train", "test"):
+        table.add_column(part, str(sum(samples[part].values())), justify="right", no_wrap=True)
+    for name in samples["train"]:
+        table.add_row(Text(name), *(str(samples[part][name]) for part in ("train", "test")))
     return table
 
 

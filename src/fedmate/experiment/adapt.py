@@ -1,0 +1,129 @@
+"""A client that was not in training makes a run's model its own: the broadcast, one local update, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmate.backends.base import View, initial_newcomer, one_thread, welcome
+from fedmate.backends.client import Adapted, adapt_client
+from fedmate.core import ClientData, Tree, class_accuracies, class_counts, fold, plain_autograd
+from fedmate.datasets import Samples
+from fedmate.datasets.given import Pool
+from fedmate.errors import UserError
+from fedmate.experiment.build import to_device
+from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution
+from fedmate.experiment.export import describe, untrained
+from fedmate.experiment.newcomer import Newcomer, read_newcomer
+from fedmate.experiment.portable import PortableModel, check_target
+from fedmate.experiment.restore import Restored
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Adaptation:
+    """What a newcomer gets out of a run.
+
+    Attributes:
+        model: its own model now, the one it received if training diverged.
+        accuracy: in percent, by model (`before` and `after` it adapts) and test (`balanced`, `own`); `None` if the test
+            part has no sample that counts.
+        samples: how many there were, by part (`train`, `test`) and the name of each class that occurs in one of them.
+        diverged: whether training went to infinity.
+        notes: sentences the user should read.
+    """
+
+    model: PortableModel
+    accuracy: Mapping[str, Mapping[str, float | None]]
+    samples: Mapping[str, Mapping[str, int]]
+    diverged: bool
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Say what came of it."""
+        figures = [self.accuracy[view]["own"] for view in ("before", "after")]
+        before, after = ("-" if figure is None else f"{figure:.2f} %" for figure in figures)
+        origin = self.model.origin
+        return f"Adaptation({origin['method']} on {origin['dataset']}: own {before} before, {after} after)"
+
+
+def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Module | None = None) -> Adaptation:
+    """Let a newcomer adapt to a run, test it, and save its model if asked to.
+
+    It is newcomer 0 after the run's last round: on that newcomer's samples this gives what `holdout_clients` gives.
+
+    Args:
+        folder: the run's.
+        data: the newcomer's samples, before they are normalised.
+        to: where to save its model.
+        module: the network, if the run took it from Python.
+
+    Raises:
+        UserError: something does not fit; nothing was written.
+    """
+    if to is not None:
+        check_target(to)
+    restored = Restored(folder, module)
+    if not restored.round:
+        raise untrained(folder)
+    newcomer = read_newcomer(data, restored.card, restored.experiment.general.seed)
+    parts = {"train": _ready("train", newcomer.train, restored), "test": _ready("test", newcomer.test, restored)}
+    with torch.no_grad(), one_thread(), plain_autograd():
+        adapted = _train(restored, parts["train"])
+        accuracy = {
+            "before": _accuracy(restored, adapted.before, parts),
+            "after": _accuracy(restored, adapted.after, parts),
+        }
+        model = describe(restored, adapted.after, "newcomer")
+    if to is not None:
+        model.save(to)
+    return Adaptation(model, accuracy, _samples(restored, parts), not adapted.valid, _notes(newcomer, adapted))
+
+
+def _ready(part: str, samples: Samples, restored: Restored) -> ClientData:
+    """Normalise samples, and put them into the run's precision."""
+    normalised = restored.card.normalisation.apply(samples.x.astype(np.float64))
+    ready = to_device(restored.experiment, normalised, samples.y)
+    if not torch.isfinite(ready.x).all():
+        raise UserError(
+            f"`data` holds {part} samples that are too large for {restored.card.dtype}, the run's precision; check the "
+            "scale of its numbers."
+        )
+    return ready
+
+
+def _train(restored: Restored, data: ClientData) -> Adapted:
+    method, key = restored.method, restored.key
+    download = welcome(method, restored.server, key.device)
+    moment = fold(key, "newcomer round", restored.round - 1, 0)
+    return adapt_client(method, initial_newcomer(method, key, 0), download, data, moment)
+
+
+def _accuracy(restored: Restored, params: Tree, parts: Mapping[str, ClientData]) -> dict[str, float | None]:
+    setup = restored.method.setup
+    found = class_accuracies(setup.model, params, parts["test"], setup.num_classes)
+    figures = evaluate_view(View((0,), found[None]), label_distribution([parts["train"]], setup.num_classes))
+    return {test: figures[test]["mean"] for test in TESTS}
+
+
+def _samples(restored: Restored, parts: Mapping[str, ClientData]) -> dict[str, dict[str, int]]:
+    names = restored.card.class_names
+    counts = {part: class_counts(data, len(names)).tolist() for part, data in parts.items()}
+    present = [k for k in range(len(names)) if any(count[k] for count in counts.values())]
+    return {part: {names[k]: count[k] for k in present} for part, count in counts.items()}
+
+
+def _notes(newcomer: Newcomer, adapted: Adapted) -> tuple[str, ...]:
+    notes = []
+    if newcomer.held_back:
+        held, total = len(newcomer.test.y), len(newcomer.test.y) + len(newcomer.train.y)
+        notes.append(f"there is no test part: {held} of {total} samples are held back for it.")
+    if not adapted.valid:
+        notes.append("training diverged (not finite): the newcomer keeps the model it received.")
+    return tuple(notes)

@@ -1,0 +1,180 @@
+"""Numbers that users bring along: arrays in Python, and files that hold them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedmate.datasets.given import ArrayLike
+from fedmate.errors import UserError
+
+NAMES = ("x", "test_x")
+"""The array of an `.npz` file that holds samples, if there are several; the first of these that is there."""
+
+
+class Table(NamedTuple):
+    """A CSV file.
+
+    Attributes:
+        path: where it lies.
+        header: the names in its first row; `None` if that row is a sample.
+        rows: its cells, all rows alike in length, at least one.
+        lines: for each row the line of the file it ends in, from 1.
+    """
+
+    path: Path
+    header: list[str] | None
+    rows: list[list[str]]
+    lines: list[int]
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return all cells as numbers, or raise `UserError` naming the first that is not a finite number."""
+        found = [[_number(cell) for cell in row] for row in self.rows]
+        for line, cells, row in zip(self.lines, found, self.rows, strict=True):
+            odd = next((i for i, value in enumerate(cells) if value is None or not math.isfinite(value)), None)
+            if odd is not None:
+                what = f"`{row[odd].strip()}`" if row[odd].strip() else "empty"
+                raise UserError(
+                    f"`{self.path}` is {what} in row {line}, column {odd + 1}; every cell below an optional row of "
+                    "names must be a finite number, with a point and no separators of thousands."
+                )
+        return np.array(found, dtype=np.float64)
+
+
+def read_array(path: Path) -> NDArray[Any]:
+    """Return the numbers in a file: `.npy`, `.npz` (one array, or one called `x` or `test_x`) or `.csv`.
+
+    Raises:
+        UserError: it is missing, damaged, or holds something else than finite numbers.
+    """
+    match path.suffix.lower():
+        case ".csv":
+            return read_table(path).numbers()
+        case ".npy":
+            return as_numbers(str(path), _load(path)[""])
+        case ".npz":
+            return as_numbers(str(path), _choose(path, _load(path)))
+    raise UserError(f"`{path}` ends in `{path.suffix}`; give a `.npy`, `.npz` or `.csv` file.")
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return all arrays of an `.npz` file by name, whatever they hold, or raise `UserError` if it is something else."""
+    return _load(path)
+
+
+def read_table(path: Path) -> Table:
+    """Return the cells of a CSV file, or raise `UserError` if it is not one."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            numbered = [(reader.line_num, row) for row in reader if row]
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except (csv.Error, ValueError) as error:
+        raise UserError(f"`{path}` is not a CSV file ({error}); give rows of numbers with commas between.") from None
+    header = None
+    if numbered and _is_header(numbered[0][1], alone=len(numbered) == 1):
+        header = [cell.strip() for cell in numbered.pop(0)[1]]
+    if not numbered:
+        raise UserError(f"`{path}` holds no row of numbers; write a row for each sample.")
+    width = len(numbered[0][1]) if header is None else len(header)
+    for line, row in numbered:
+        if len(row) != width:
+            raise UserError(f"`{path}` has {len(row)} cells in row {line}, {width} above it; give all rows one length.")
+    return Table(path, header, [row for _, row in numbered], [line for line, _ in numbered])
+
+
+def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Return values as an array of finite numbers, or raise `UserError` about what is called `name`."""
+    if isinstance(values, torch.Tensor):
+        # numpy has no type for some of torch's, all of which fit into this one.
+        floating = values.dtype.is_floating_point
+        values = values.detach().cpu().to(torch.float64 if floating else values.dtype).numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
+    finite = np.isfinite(array)
+    if not finite.all():
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace what is not a finite number first.")
+    return array
+
+
+def as_samples(name: str, x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Give an array the shape `[samples, *shape]`, or raise `UserError`.
+
+    It may have that shape already, be one sample, or have its samples flattened.
+    """
+    size = math.prod(shape)
+    if x.shape in (shape, (size,)):
+        return x.reshape(1, *shape)
+    if x.shape[1:] not in (shape, (size,)):
+        flat = "" if len(shape) == 1 else f", or {_shape('samples', size)} for flattened ones"
+        raise UserError(
+            f"`{name}` has the shape {_shape(*x.shape)}; give {_shape('samples', *shape)}, {_shape(*shape)} for one "
+            f"sample{flat}."
+        )
+    if not len(x):
+        raise UserError(f"`{name}` holds no sample; give one at least.")
+    return x.reshape(-1, *shape)
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of numpy's by name; the one of an `.npy` file has none."""
+    try:
+        # Opened here: numpy leaves a damaged file open.
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            arrays = {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except Exception as error:
+        # A damaged file makes numpy's parsers, and those below them, raise almost anything.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"`{path}` is not a file of numpy's numbers ({reason}); write it with `numpy.save`.") from None
+    if not arrays or ("" in arrays) != (path.suffix.lower() == ".npy"):
+        raise UserError(f"`{path}` is another kind of file than its name says; write it with `numpy.save` or `savez`.")
+    return arrays
+
+
+def _choose(path: Path, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    name = next((name for name in NAMES if name in arrays), None)
+    if name is None:
+        held = ", ".join(f"`{name}`" for name in arrays)
+        raise UserError(f"`{path}` holds {held}; call the array of samples `x`, or leave the others out.")
+    return arrays[name]
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
+    return UserError(f"`{path}` {reason}; give a `.npy`, `.npz` or `.csv` file.")
+
+
+def _is_header(row: list[str], *, alone: bool) -> bool:
+    """Tell whether a file's first row names its columns: no cell is a number, or they count 0, 1, 2, ..."""
+    # What pandas writes for columns without names. A sample that looks like that is less likely.
+    counted = len(row) > 2 and row == [str(number) for number in range(len(row))]
+    return all(_number(cell) is None for cell in row) or (counted and not alone)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        # Python reads 1_000 as a number, nobody else does.
+        return float(cell) if "_" not in cell else None
+    except ValueError:
+        return None
+
+
+def _shape(*sizes: int | str) -> str:
+    return f"[{', '.join(map(str, sizes))}]"

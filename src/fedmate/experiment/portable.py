@@ -1,0 +1,263 @@
+"""Models that leave: one network with everything that is needed to use it, as an object and as a file.
+
+model.safetensors   the network's `state_dict`, under its own names; what it is, as one string of metadata
+model.pt2           a graph that PyTorch runs without fedmate, on raw samples: see `pt2`
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from fedmate import storage
+from fedmate.core.layers import drop_statistics
+from fedmate.core.measure import CHUNK
+from fedmate.core.serialise import DamagedError
+from fedmate.datasets import Normalisation
+from fedmate.datasets.given import ArrayLike
+from fedmate.errors import UserError
+from fedmate.experiment import pt2
+from fedmate.experiment.card import Card
+from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.given import structure
+from fedmate.experiment.inputs import as_numbers, as_samples, read_array
+from fedmate.experiment.program import Program
+from fedmate.models import MODELS
+
+FORMAT = 1
+SUFFIXES = (".safetensors", ".pt2")
+_NOTE = "fedmate"
+"""The one key of the metadata: with several, their order in the file would be a matter of chance."""
+
+
+class Predictions(NamedTuple):
+    """What a network answers.
+
+    Attributes:
+        labels: `[samples]`, the most probable class.
+        class_names: its name, for each sample.
+        probabilities: `[samples, classes]`.
+    """
+
+    labels: NDArray[np.int64]
+    class_names: list[str]
+    probabilities: NDArray[Any]
+
+    def to_csv(self) -> str:
+        """Return a row for each sample, counted from 0: its class and how probable that is."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["sample", "class", "probability"])
+        for i, (label, name) in enumerate(zip(self.labels, self.class_names, strict=True)):
+            rows.writerow([i, name, f"{self.probabilities[i, label]:.6f}"])
+        return text.getvalue()
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class PortableModel:
+    """A network that needs no federation any more.
+
+    Attributes:
+        module: plain PyTorch, on the CPU, in evaluation mode; it reads normalised samples and answers with logits.
+        card: what it reads and answers. One that came out of a `.pt2` file normalises its samples itself, so its card
+            has nothing left to do.
+        architecture: `name` and `options`, as in the section `[model]` of an experiment.
+        origin: where it comes from: `method`, `dataset`, `client` (a number, `global` or `newcomer`), `round` and the
+            version of `fedmate`.
+
+    Example:
+        >>> card = Card((2,), ("cold", "warm"), Normalisation((10.0,), (5.0,)), "float32")
+        >>> module = nn.Linear(2, 2).eval()
+        >>> model = PortableModel(module, card, {"name": "given", "options": {}}, {"client": "global"})
+        >>> model.predict([[12.0, 14.0], [3.0, 4.0], [0.0, 0.0]]).probabilities.shape
+        (3, 2)
+    """
+
+    module: nn.Module
+    card: Card
+    architecture: dict[str, Any]
+    origin: dict[str, Any]
+
+    def predict(self, x: ArrayLike | str | Path) -> Predictions:
+        """Return the classes of raw samples; the data set's normalisation is done here.
+
+        Args:
+            x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a file that holds them.
+        """
+        name, values = ("x", x) if not isinstance(x, str | Path) else (str(x), read_array(Path(x)))
+        samples = as_samples(name, as_numbers(name, values), self.card.input_shape)
+        chunks = [samples[start : start + CHUNK] for start in range(0, len(samples), CHUNK)]
+        try:
+            with torch.no_grad():
+                logits = torch.cat([self.module(self._tensor(chunk)) for chunk in chunks])
+                probabilities = logits.softmax(-1).numpy()
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise UserError(f"`{name}` cannot be answered by this network ({reason}); give other samples.") from error
+        if probabilities.shape != (len(samples), len(self.card.class_names)):
+            answer, classes = list(probabilities.shape), len(self.card.class_names)
+            raise UserError(
+                f"`{name}` got an answer of shape {answer} from a model of {classes} classes; export it again."
+            )
+        odd = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+        if len(odd):
+            raise UserError(f"`{name}` makes the network overflow at sample {odd[0]}; check the scale of its numbers.")
+        labels = probabilities.argmax(axis=1)
+        return Predictions(labels, [self.card.class_names[label] for label in labels], probabilities)
+
+    def save(self, path: Path) -> None:
+        """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""
+        check_target(path)
+        if isinstance(self.module, Program):
+            raise UserError(f"`{path}` would be a copy of a `.pt2` file, which cannot be taken apart; copy that file.")
+        try:
+            storage.write_new(path, self._to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
+        except FileExistsError:
+            check_target(path)
+            raise
+
+    def __repr__(self) -> str:
+        """Say what it is."""
+        origin = self.origin
+        who = f"client {origin['client']}" if isinstance(origin.get("client"), int) else origin.get("client")
+        made = f"{origin.get('method')} on {origin.get('dataset')}, {who}, round {origin.get('round')}"
+        return f"PortableModel({self.architecture['name']}: {made})"
+
+    def _tensor(self, samples: NDArray[Any]) -> Tensor:
+        # What is too large for the network's precision is found in its answer.
+        with np.errstate(over="ignore"):
+            normalised = self.card.normalisation.apply(samples.astype(np.float64))
+        return torch.from_numpy(normalised).to(getattr(torch, self.card.dtype))
+
+    def _to_safetensors(self) -> bytes:
+        # Copied, because safetensors refuses tensors that share memory.
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in self.module.state_dict().items()}
+        return save(tensors, {_NOTE: self._note(self.card)})
+
+    def _to_pt2(self) -> bytes:
+        return pt2.write(self.module, self.card, self._note(replace(self.card, normalisation=Normalisation())))
+
+    def _note(self, card: Card) -> str:
+        note = {"format": FORMAT, "card": card.to_dict(), "architecture": self.architecture, "origin": self.origin}
+        return json.dumps(note, allow_nan=False)
+
+
+def check_target(path: Path) -> None:
+    """Raise `UserError` unless a model can be written to a new file of this name."""
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"`{path}` ends in `{path.suffix}`; name the model `.safetensors` or `.pt2`.")
+    check_new(path)
+
+
+def check_new(path: Path) -> None:
+    """Raise `UserError` unless `path` names a file that does not exist in a folder that does."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"`{path}` exists already and is not overwritten; choose another name.")
+    if not path.parent.is_dir():
+        raise UserError(f"`{path}` lies in the folder `{path.parent}`, which does not exist; make it first.")
+
+
+def load_model(path: str | Path, model: nn.Module | None = None) -> PortableModel:
+    """Read a model that `fedmate export` wrote; nothing in the file is executed.
+
+    Args:
+        path: the file, `.safetensors` or `.pt2`.
+        model: the network's structure, for a `.safetensors` file of a network that came from Python; it is copied.
+
+    Raises:
+        UserError: it is missing, damaged or something else.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes() if path.suffix in SUFFIXES and not path.is_dir() else None
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(f"`{path}` {reason}; give a model that `fedmate export` wrote.") from None
+    if data is None:
+        what = "is a folder" if path.is_dir() else f"ends in `{path.suffix}`"
+        raise UserError(f"`{path}` {what}; give a `.safetensors` or `.pt2` file that `fedmate export` wrote.")
+    try:
+        if path.suffix == ".safetensors":
+            return _from_safetensors(path, data, model)
+        if model is not None:
+            raise UserError(f"`model` is given, but `{path}` holds its network itself; leave it out.")
+        module, text = pt2.read(data)
+        return PortableModel(module.eval(), *_parse(text))
+    except DamagedError as error:
+        raise UserError(
+            f"`{path}` cannot be used: {error}; give a model that `fedmate export` wrote, or export it again."
+        ) from None
+
+
+def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> PortableModel:
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        text, tensors = header["__metadata__"][_NOTE], load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"it is not a model of fedmate's ({type(error).__name__})") from error
+    card, architecture, origin = _parse(text)
+    module = _build(path, card, architecture, model)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n")[1:2]).strip()
+        raise DamagedError(f"its tensors do not fit its architecture ({reason})") from error
+    return PortableModel(module.eval(), card, architecture, origin)
+
+
+def _parse(text: str) -> tuple[Card, dict[str, Any], dict[str, Any]]:
+    """Return what a note says about a network."""
+    try:
+        note = json.loads(text)
+        if note["format"] != FORMAT:
+            raise DamagedError(f"it is of format {note['format']}, written by another version of fedmate")
+        card, architecture = Card.from_dict(note["card"]), dict(note["architecture"])
+        options: Mapping[str, Any] = architecture["options"]
+        sound = isinstance(architecture["name"], str) and isinstance(options, dict)
+        sound = sound and card.dtype in ("float32", "float64") and min(*card.input_shape, len(card.class_names)) > 0
+        if not sound or not all(std > 0 for std in card.normalisation.std):
+            raise DamagedError("its description makes no sense")
+        return card, {"name": architecture["name"], "options": dict(options)}, dict(note["origin"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
+
+
+def _build(path: Path, card: Card, architecture: dict[str, Any], model: nn.Module | None) -> nn.Module:
+    """Make the network that a file holds the tensors of."""
+    name, options = architecture["name"], architecture["options"]
+    if name == "given" and model is None:
+        raise UserError(
+            f"`{path}` holds the tensors of a network that came from Python, but not its layers; give them with "
+            "`fedmate.load_model(path, model=...)`, or export it as `.pt2`."
+        )
+    if name != "given" and model is not None:
+        raise UserError(f"`model` is given, but `{path}` holds `{name}`, which fedmate has; leave it out.")
+    # As in an experiment: what is wrong with an option is said in the same words.
+    chosen = resolve([Layer(str(path), {"model": {**options, "name": name}})]).model
+    if model is not None:
+        if structure(model) != chosen.options["digest"]:
+            raise UserError("`model` has another structure than the network that was trained; give the same one.")
+        module = copy.deepcopy(model)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            try:
+                module = MODELS[name](**chosen.options).build(card.input_shape, len(card.class_names))
+            except (RuntimeError, MemoryError) as error:
+                raise DamagedError("its network cannot be built") from error
+    if chosen.options["buffers"] == "dropped":
+        drop_statistics(module)
+    return module.to("cpu", getattr(torch, card.dtype))

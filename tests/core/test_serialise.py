@@ -1,0 +1,327 @@
+"""The serialised form of a tree: what comes back is what went in, or an error, never anything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor
+
+from fedmate.core import Tree, flatten
+from fedmate.core.serialise import DamagedError, digest, fit_to, pack, unpack
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+
+def bits(leaf: Tensor) -> bytes:
+    """Return a tensor's content, in which NaN equals itself and -0 is not 0."""
+    return bytes(leaf.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def same(one: Tree, other: Tree) -> bool:
+    """Tell whether two trees agree in structure, order, types, shapes and every bit."""
+    if list(one) != list(other):
+        return False
+    for name, value in one.items():
+        twin = other[name]
+        if isinstance(value, dict) or isinstance(twin, dict):
+            if not (isinstance(value, dict) and isinstance(twin, dict) and same(value, twin)):
+                return False
+        elif (value.dtype, value.shape) != (twin.dtype, twin.shape) or bits(value) != bits(twin):
+            return False
+    return True
+
+
+def back(tree: Tree) -> Tree:
+    """Write a tree down and read it again."""
+    tensors, note = unpack(pack(tree, {"of": "a test"}))
+    assert note == {"of": "a test"}
+    return fit_to(tensors, tree)
+
+
+def some(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return numbers of a type, every bit of which may be set."""
+    size = torch.empty(shape, dtype=dtype).numel() * dtype.itemsize
+    if dtype == torch.bool:
+        return torch.arange(size).reshape(shape) % 3 == 0
+    return (torch.arange(size) * 37 % 251).to(torch.uint8).view(dtype).reshape(shape)
+
+
+# -------------------- what goes in comes out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (2, 3), (1, 1, 5)], ids=str)
+def test_every_type_and_shape_comes_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tree = {"leaf": some(dtype, *shape)}
+    assert same(back(tree), tree)
+
+
+def test_numbers_that_are_not_numbers_come_back_bit_by_bit() -> None:
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 5e-324], dtype=torch.float64)
+    odd_nan = torch.tensor([0x7FC00001, -1], dtype=torch.int32).view(torch.float32)
+    tree = {"values": values, "odd": odd_nan}
+    assert same(back(tree), tree)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        {"a": {}},
+        {"a": {"b": {}, "c": {}}},
+        {"z": {}, "a": torch.ones(2), "m": {"q": {}, "b": torch.zeros(1)}},
+        {"z": torch.ones(1), "a": torch.zeros(1), "m": {"y": torch.ones(2), "b": torch.ones(3)}},
+        {"with.dot": {"and space": torch.ones(1), "": torch.ones(2), "東京": torch.ones(3), '"\\\n': torch.ones(4)}},
+    ],
+    ids=["empty", "empty part", "empty parts", "mixed", "order", "names"],
+)
+def test_structure_and_order_come_back(tree: Tree) -> None:
+    assert same(back(tree), tree)
+
+
+def test_what_is_not_contiguous_comes_back() -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    tree = {
+        "t": base.permute(2, 0, 1),
+        "step": base[:, ::2, 1:3],
+        "flip": base.flip(0),
+        "wide": base[:1].expand(5, 3, 4),
+    }
+    assert same(back(tree), tree)
+    images = {"nhwc": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
+    assert same(back(images), images)
+
+
+def test_slices_of_one_storage_come_back_each_on_its_own() -> None:
+    base = torch.arange(10.0)
+    tree = {"first": base[:3], "second": base[3:7], "all": base, "overlap": base[2:5], "row": base.reshape(2, 5)[1]}
+    restored = back(tree)
+    assert same(restored, tree)
+    restored["all"].zero_()
+    assert same({"first": restored["first"]}, {"first": tree["first"]})
+    # A slice does not bring along the rest of what it is a slice of.
+    big = torch.zeros(100_000)
+    assert len(pack({"part": big[:10]}, {})) < 1000
+
+
+def test_one_tensor_in_two_places_comes_back_in_both() -> None:
+    shared = torch.randn(3)
+    tree = {"server": {"mean": shared}, "client": {"mean": shared, "view": shared.reshape(3, 1)}, "also": shared}
+    assert same(back(tree), tree)
+
+
+def test_gradients_are_not_asked_for_again() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    restored = back({"leaf": leaf * 2})
+    assert not restored["leaf"].requires_grad
+    assert torch.equal(restored["leaf"], torch.tensor([2.0, 2.0]))
+
+
+def test_what_comes_back_can_be_written_to() -> None:
+    restored = back({"leaf": torch.ones(2)})
+    restored["leaf"].add_(1)
+    assert torch.equal(restored["leaf"], torch.full((2,), 2.0))
+
+
+def test_packing_changes_nothing() -> None:
+    base = torch.arange(6.0)
+    tree: Tree = {"a": base[:3], "b": {"c": base.reshape(2, 3).T}}
+    before = {path: leaf.clone() for path, leaf in flatten(tree).items()}
+    pack(tree, {})
+    assert all(torch.equal(leaf, before[path]) for path, leaf in flatten(tree).items())
+    assert tree["a"].data_ptr() == base.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "note", [{}, {"a": None, "b": [1, 2.5, "東京\n"], "c": {"d": True}}, {"digest": "x", "note": "y"}]
+)
+def test_a_note_comes_back(note: dict[str, Any]) -> None:
+    assert unpack(pack({"leaf": torch.ones(1)}, note))[1] == note
+
+
+def test_what_json_cannot_hold_is_no_note() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        pack({}, {"loss": float("nan")})
+
+
+def test_the_same_tree_gives_the_same_bytes() -> None:
+    def build() -> Tree:
+        return {"b": {"y": torch.arange(5.0), "x": torch.ones(2, dtype=torch.int64)}, "a": torch.zeros(3)}
+
+    first = pack(build(), {"client": 3, "file": "x", "round": 7})
+    assert pack(build(), {"client": 3, "file": "x", "round": 7}) == first
+    # Neither the order of keys nor how the numbers lie in memory matters.
+    tree = build()
+    shuffled = {"a": tree["a"], "b": {"x": tree["b"]["x"], "y": torch.arange(10.0)[:5]}}
+    assert pack(shuffled, {"client": 3, "file": "x", "round": 7}) == first
+    assert pack(build(), {"client": 4, "file": "x", "round": 7}) != first
+
+
+# -------------------- damage
+
+SMALL: Tree = {"a": torch.tensor([1.0, -2.5]), "b": {"n": torch.tensor(3), "mask": torch.tensor([True, False, True])}}
+DATA = pack(SMALL, {"client": 3, "file": "clients/000003-000007.safetensors"})
+
+
+def read(data: bytes) -> Tree | None:
+    """Return the tree that `data` holds, or nothing if it is damaged; whatever else is raised goes through."""
+    try:
+        tensors, note = unpack(data)
+    except DamagedError:
+        return None
+    return {"tensors": tensors, "note": note}
+
+
+def test_the_undamaged_bytes_are_read() -> None:
+    assert same(fit_to(unpack(DATA)[0], SMALL), SMALL)
+
+
+def test_every_flipped_bit_is_found() -> None:
+    missed = []
+    for place in range(8 * len(DATA)):
+        data = bytearray(DATA)
+        data[place // 8] ^= 1 << place % 8
+        if read(bytes(data)) is not None:
+            missed.append(place)
+    assert missed == []
+
+
+def test_every_truncation_is_found() -> None:
+    assert [size for size in range(len(DATA)) if read(DATA[:size]) is not None] == []
+
+
+@pytest.mark.parametrize("more", [b"\x00", b"\n", DATA, bytes(4096)])
+def test_what_is_longer_than_it_was_is_found(more: bytes) -> None:
+    assert read(DATA + more) is None
+    assert read(more + DATA) is None
+
+
+def test_zeros_in_the_place_of_a_block_are_found() -> None:
+    """What a file system may leave after a power cut."""
+    for start in range(0, len(DATA), 16):
+        assert read(DATA[:start] + bytes(16) + DATA[start + 16 :]) is None
+    assert read(bytes(len(DATA))) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 8,
+        b"\xff" * 64,
+        b"PK\x03\x04",
+        b"not a file of ours",
+        save({"a": torch.ones(1)}),
+        save({"a": torch.ones(1)}, {"format": "pt"}),
+        save({"a": torch.ones(1)}, {"fedmate": "{}"}),
+        save({"a": torch.ones(1)}, {"fedmate": "3"}),
+        save({"a": torch.ones(1)}, {"fedmate": '"note"'}),
+        save({"a": torch.ones(1)}, {"fedmate": json.dumps({"note": 3, "digest": ""})}),
+        save({"a": torch.ones(1)}, {"fedmate": json.dumps({"note": "{}", "digest": "0" * 64})}),
+        save({"a": torch.ones(1)}, {"fedmate": json.dumps({"note": "[1]", "digest": ""})}),
+        save({"a": torch.ones(1)}, {"fedmate": "[" * 100_000}),
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
+    ],
+)
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    assert read(data) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.binary(max_size=300), where=st.integers(0, len(DATA)), length=st.integers(0, 40))
+def test_random_bytes_are_refused(data: bytes, where: int, length: int) -> None:
+    assert read(data) is None
+    damaged = DATA[:where] + data + DATA[where + length :]
+    assert (read(damaged) is None) == (damaged != DATA)
+
+
+def test_a_digest_tells_names_types_and_shapes_apart() -> None:
+    zeros = torch.zeros(4)
+    variants = [
+        digest({"a": zeros}),
+        digest({"b": zeros}),
+        digest({"a": zeros.to(torch.int32)}),
+        digest({"a": zeros.reshape(2, 2)}),
+        digest({"a": zeros[:3]}),
+        digest({"a": -zeros}),
+        digest({"a": zeros}, "note"),
+        digest({"a": zeros[:2], "b": zeros[2:]}),
+        digest({}),
+    ]
+    assert len({*variants}) == len(variants)
+    assert digest({"b": torch.ones(1), "a": zeros}) == digest({"a": zeros, "b": torch.ones(1)})
+
+
+# -------------------- leaves that do not fit
+
+
+@pytest.mark.parametrize(
+    ("like", "reason"),
+    [
+        ({"a": torch.zeros(2, 3)}, "it does not hold the expected parts (b/c)"),
+        ({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(1), "d": torch.zeros(1)}}, "expected parts (b/d)"),
+        ({"a": torch.zeros(2, 3), "b": {"d": torch.zeros(1)}}, "expected parts (b/c, b/d)"),
+        (
+            {"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1)}},
+            "`a` is float32 of shape (2, 3), not float32 of shape (3, 2)",
+        ),
+        (
+            {"a": torch.zeros(2, 3), "b": {"c": torch.zeros(())}},
+            "`b/c` is float32 of shape (1,), not float32 of shape ()",
+        ),
+        (
+            {"a": torch.zeros(2, 3), "b": {"c": torch.zeros(1, dtype=torch.float64)}},
+            "`b/c` is float32 of shape (1,), not float64 of shape (1,)",
+        ),
+        ({}, "expected parts (a, b/c)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(like: Tree, reason: str) -> None:
+    tensors = {"a": torch.ones(2, 3), "b/c": torch.ones(1)}
+    with pytest.raises(DamagedError) as caught:
+        fit_to(tensors, like)
+    assert reason in str(caught.value)
+
+
+def test_what_fits_takes_the_order_of_its_pattern_and_leaves_it_alone() -> None:
+    like = {"b": {"none": {}, "c": torch.zeros(1)}, "a": torch.zeros(2)}
+    fitted = fit_to({"a": torch.ones(2), "b/c": torch.full((1,), 5.0)}, like)
+    assert same(fitted, {"b": {"none": {}, "c": torch.full((1,), 5.0)}, "a": torch.ones(2)})
+    assert same(like, {"b": {"none": {}, "c": torch.zeros(1)}, "a": torch.zeros(2)})
+
+
+# -------------------- random trees
+
+keys = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+leaves = st.builds(some, st.sampled_from(DTYPES)) | st.builds(
+    lambda dtype, shape: some(dtype, *shape), st.sampled_from(DTYPES), shapes
+)
+trees: st.SearchStrategy[Tree] = st.dictionaries(
+    keys, st.recursive(leaves, lambda inner: st.dictionaries(keys, inner, max_size=3), max_leaves=6), max_size=4
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(tree=trees)
+def test_random_trees_come_back(tree: Tree) -> None:
+    assert same(back(tree), tree)
+    assert pack(tree, {}) == pack(tree, {})
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(tree=trees, place=st.integers(0, 10**9))
+def test_a_flipped_bit_in_a_random_tree_is_found(tree: Tree, place: int) -> None:
+    data = bytearray(pack(tree, {"round": 3}))
+    place %= 8 * len(data)
+    data[place // 8] ^= 1 << place % 8
+    assert read(bytes(data)) is None

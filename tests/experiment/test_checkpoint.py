@@ -1,0 +1,615 @@
+"""Checkpoints: what is saved comes back, only what changed is written, and no accident costs the last one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedmate import storage
+from fedmate.backends.base import Round
+from fedmate.core import Tree
+from fedmate.core.serialise import DamagedError, pack
+from fedmate.errors import UserError
+from fedmate.experiment import checkpoint as module
+from fedmate.experiment.build import build
+from fedmate.experiment.checkpoint import Checkpoint, Manifest, Progress, Standing
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import parse_set
+from fedmate.experiment.run import begin, initial_server
+from fedmate.methods import METHODS
+
+CONFIG = "rounds = 9\n"
+INITIAL: Tree = {"extractor": {"w": torch.arange(4.0)}, "buffers": {}}
+CLIENTS = 50
+
+
+def client_state(client: int, version: int) -> Tree:
+    """Return a client's state, from which the client and the round can be told."""
+    return {"own": {"w": torch.full((3,), client + version / 64), "none": {}}, "seen": torch.tensor(version)}
+
+
+def server_state(version: int) -> Tree:
+    return {"mean": torch.full((2, 2), float(version), dtype=torch.float64), "diagnostics": {}}
+
+
+def standing(done: int) -> Standing:
+    sizes = {"rounds.csv": 100 * done, "metrics.jsonl": 10 * done}
+    return Standing(done, done / 4, {"extractor": done}, {}, {"left_out": 0, "diverged_in_round": None}, sizes)
+
+
+def create(folder: Path, config: str = CONFIG) -> Checkpoint:
+    folder.mkdir()
+    (folder / "config.toml").write_text(config, encoding="utf-8")
+    Checkpoint.create(folder, config, CLIENTS, INITIAL, {"input_shape": [2]})
+    return Checkpoint(folder)
+
+
+def save(checkpoint: Checkpoint, done: int, touched: list[int]) -> None:
+    """Save round `done`, after which the clients that took part since the last one have new states."""
+    versions = [done if i in touched else version for i, version in enumerate(checkpoint.manifest.versions)]
+    clients = [client_state(i, version) for i, version in enumerate(versions)]
+    checkpoint.save(Progress(standing(done), server_state(done), clients), touched)
+
+
+def same(one: Tree, other: Tree) -> bool:
+    """Tell whether two trees agree in structure, order, types and every number."""
+    if list(one) != list(other):
+        return False
+    return all(
+        (isinstance(other[name], dict) and same(value, other[name]))
+        if isinstance(value, dict)
+        else value.dtype == other[name].dtype and torch.equal(value, other[name])
+        for name, value in one.items()
+    )
+
+
+def in_order(tree: Tree, like: Tree) -> Tree:
+    """Sort the keys of a tree as another one does."""
+    assert tree.keys() == like.keys()
+    return {
+        name: in_order(tree[name], value) if isinstance(value, dict) else tree[name] for name, value in like.items()
+    }
+
+
+def check_holds(folder: Path, done: int, versions: dict[int, int]) -> None:
+    """Check that a folder holds the states after round `done`; `versions` names the clients that took part."""
+    found = Checkpoint(folder)
+    found.check_all()
+    assert found.standing == (standing(done) if done else Standing())
+    assert found.clients() == sorted(versions)
+    assert same(found.server(server_state(0)), server_state(done))
+    for i in range(CLIENTS):
+        assert same(found.client(i, client_state(i, 0)), client_state(i, versions.get(i, 0))), i
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the files of a checkpoint, with what tells whether they were written again."""
+    files = [path for path in (folder / "checkpoint").rglob("*") if path.is_file()]
+    return {
+        path.relative_to(folder / "checkpoint").as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in files
+    }
+
+
+STEPS = ("write", "sync_folder", "replace", "remove")
+"""What a checkpoint asks of `storage`."""
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What a checkpoint asks of `storage` from now on, in order, with the names."""
+    asked = list[tuple[str, str]]()
+
+    def noted(step: str) -> Callable[..., None]:
+        original: Callable[..., None] = getattr(storage, step)
+
+        def call(path: Path, *rest: bytes) -> None:
+            asked.append((step, path.name))
+            original(path, *rest)
+
+        return call
+
+    for step in STEPS:
+        monkeypatch.setattr(storage, step, noted(step))
+    return asked
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run after round 2, in which clients 3, 7 and 11 took part in round 1 and 3 again in round 2."""
+    checkpoint = create(tmp_path / "run")
+    save(checkpoint, 1, [3, 7, 11])
+    save(checkpoint, 2, [3])
+    return tmp_path / "run"
+
+
+BEFORE = {3: 2, 7: 1, 11: 1}
+"""Who took part, and when they did last."""
+
+AFTER = {3: 2, 7: 4, 11: 1, 20: 4}
+"""The same after round 4, in which 7 and 20 took part."""
+
+FILES = {
+    "checkpoint.json",
+    "initial.safetensors",
+    "server-000002.safetensors",
+    "clients/000003-000002.safetensors",
+    "clients/000007-000001.safetensors",
+    "clients/000011-000001.safetensors",
+}
+
+
+# -------------------- what is saved comes back
+
+
+def test_before_the_first_round_everybody_is_where_they_start(tmp_path: Path) -> None:
+    create(tmp_path / "run")
+    assert set(listing(tmp_path / "run")) == {"checkpoint.json", "initial.safetensors"}
+    check_holds(tmp_path / "run", 0, {})
+    tensors, note = Checkpoint(tmp_path / "run").initial()
+    assert list(tensors) == ["extractor/w"]
+    assert torch.equal(tensors["extractor/w"], INITIAL["extractor"]["w"])
+    assert note == {"input_shape": [2]}
+
+
+def test_what_is_saved_comes_back(folder: Path) -> None:
+    assert set(listing(folder)) == FILES
+    check_holds(folder, 2, BEFORE)
+
+
+def settings(method: str) -> list[str]:
+    shorter = ["method.tuning_epochs=0"] if method in ("fedavg", "fedrep") else []
+    small = ["partition.clients=4", "partition.examples=10", "training.epochs=1", "model.width=8", "rounds=3"]
+    return [*small, *shorter]
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("backend", ["sequential", "vectorised"])
+def test_the_states_of_every_method_come_back_bit_by_bit(tmp_path: Path, method: str, backend: str) -> None:
+    (experiment,) = compose(Request(None, [method], "digits", parse_set([*settings(method), f"backend={backend}"])))
+    built = build(experiment)
+    begin(tmp_path / "run", built)
+    checkpoint, server = Checkpoint(tmp_path / "run"), initial_server(built)
+    starts = [built.backend.clients[i] for i in range(4)]
+    for t, participants in enumerate([(0, 2), (0, 3)]):
+        server = built.backend.run_round(server, Round(t, participants, evaluate=False)).server
+        checkpoint.save(Progress(Standing(t + 1), server, built.backend.clients), participants)
+    found = Checkpoint(tmp_path / "run")
+    assert same(found.server(initial_server(built)), in_order(server, initial_server(built)))
+    for i, start in enumerate(starts):
+        assert same(found.client(i, start), built.backend.clients[i])
+    # What is compared does change from round to round.
+    assert method == "local" or not same(in_order(server, initial_server(built)), initial_server(built))
+    assert method == "fedavg" or not same(built.backend.clients[0], starts[0])
+    assert same(built.backend.clients[1], starts[1])
+
+
+def test_numbers_that_outgrow_their_names_come_back(tmp_path: Path) -> None:
+    checkpoint = create(tmp_path / "run")
+    save(checkpoint, 1_234_567, [3])
+    save(checkpoint, 12_345_678, [7])
+    check_holds(tmp_path / "run", 12_345_678, {3: 1_234_567, 7: 12_345_678})
+    before = set(listing(tmp_path / "run"))
+    Checkpoint(tmp_path / "run").clean()
+    assert set(listing(tmp_path / "run")) == before
+
+
+def test_a_manifest_comes_back() -> None:
+    manifest = Manifest("x" * 64, Standing(3, 0.1 + 0.2, {"a": 2**60}, {"東": 1}, {"left_out": None}, {"f": 0}), [0, 3])
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+# -------------------- only what changed is written
+
+
+def test_a_save_writes_the_clients_that_took_part_and_deletes_what_they_had(
+    folder: Path, steps: list[tuple[str, str]]
+) -> None:
+    before = listing(folder)
+    save(Checkpoint(folder), 4, [7, 20])
+    assert steps == [
+        ("write", "server-000004.safetensors"),
+        ("write", "000007-000004.safetensors"),
+        ("write", "000020-000004.safetensors"),
+        ("sync_folder", "checkpoint"),
+        ("sync_folder", "clients"),
+        ("replace", "checkpoint.json"),
+        # The work of `replace` itself.
+        ("write", "checkpoint.json.new"),
+        ("sync_folder", "checkpoint"),
+        ("remove", "server-000002.safetensors"),
+        ("remove", "000007-000001.safetensors"),
+        ("remove", "000020-000000.safetensors"),
+    ]
+    after = listing(folder)
+    assert set(after) == FILES - {"server-000002.safetensors", "clients/000007-000001.safetensors"} | {
+        "server-000004.safetensors",
+        "clients/000007-000004.safetensors",
+        "clients/000020-000004.safetensors",
+    }
+    untouched = set(before) & set(after) - {"checkpoint.json"}
+    assert len(untouched) == 3
+    assert all(after[name] == before[name] for name in untouched)
+    check_holds(folder, 4, AFTER)
+
+
+def test_saving_the_same_round_again_writes_nothing(folder: Path, steps: list[tuple[str, str]]) -> None:
+    before = listing(folder)
+    for checkpoint in (Checkpoint(folder), Checkpoint(folder)):
+        for touched in ([], [3], [20]):
+            save(checkpoint, 2, touched)
+    assert steps == []
+    assert listing(folder) == before
+    check_holds(folder, 2, BEFORE)
+
+
+def test_one_that_read_an_older_checkpoint_goes_on_from_what_is_there(folder: Path) -> None:
+    older = Checkpoint(folder)
+    save(Checkpoint(folder), 3, [20])
+    save(older, 4, [7])
+    check_holds(folder, 4, {**BEFORE, 20: 3, 7: 4})
+
+
+# -------------------- accidents
+
+OWN_FILES = (
+    "notes.txt",
+    "clients/notes.txt",
+    "server-final.safetensors",
+    "server-000001.safetensors.bak",
+    "clients/best-000001.safetensors",
+    "clients/000003-000001.safetensors~",
+    "000003-000001.safetensors",
+    "checkpoint.json.old",
+)
+"""A user's own, whose names look like ours."""
+
+
+def failing_at(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]) -> list[str]:
+    """Let the `number`-th step fail: a write when half of it is done, everything else before it begins."""
+    made, write = list[str](), storage.write
+
+    def wrap(step: str) -> Callable[..., None]:
+        original: Callable[..., None] = getattr(storage, step)
+
+        def call(path: Path, *rest: bytes) -> None:
+            made.append(step)
+            if len(made) == number:
+                if step == "write":
+                    write(path, rest[0][: len(rest[0]) // 2])
+                raise error("injected")
+            original(path, *rest)
+
+        return call
+
+    for step in STEPS:
+        monkeypatch.setattr(storage, step, wrap(step))
+    return made
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_accident_at_any_step_leaves_one_checkpoint_or_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
+) -> None:
+    for name in OWN_FILES:
+        (folder / "checkpoint" / name).write_text("mine", encoding="utf-8")
+    interrupted = Checkpoint(folder)
+    with monkeypatch.context() as patch:
+        made = failing_at(patch, number, error)
+        with pytest.raises(error, match="injected"):
+            save(interrupted, 4, [7, 20])
+        # Otherwise nothing is tried here.
+        assert made[number - 1] in STEPS
+    # Up to the moment in which the manifest is replaced the old one counts. (Its replacement has three steps; the
+    # last, bringing its new name to the disk, comes after that moment.)
+    replaced = number >= 8
+    if replaced:
+        check_holds(folder, 4, AFTER)
+    else:
+        check_holds(folder, 2, BEFORE)
+    # The one that was interrupted may try again, as `run` does for Ctrl-C.
+    again = folder.with_name("again")
+    shutil.copytree(folder, again)
+    interrupted.folder, interrupted._place = again / "checkpoint", again
+    interrupted.save(_progress(AFTER, 4), [7, 20])
+    check_holds(again, 4, AFTER)
+    # And one that comes later cleans up.
+    for place, versions, done in ((folder, AFTER if replaced else BEFORE, 4 if replaced else 2), (again, AFTER, 4)):
+        Checkpoint(place).clean()
+        assert set(listing(place)) == expected_files(versions, done) | {*OWN_FILES}
+        check_holds(place, done, versions)
+    assert all((folder / "checkpoint" / name).read_text(encoding="utf-8") == "mine" for name in OWN_FILES)
+
+
+def _progress(versions: dict[int, int], done: int) -> Progress:
+    clients = [client_state(i, versions.get(i, 0)) for i in range(CLIENTS)]
+    return Progress(standing(done), server_state(done), clients)
+
+
+def expected_files(versions: dict[int, int], done: int) -> set[str]:
+    states = {f"clients/{client:06d}-{version:06d}.safetensors" for client, version in versions.items()}
+    return states | {"checkpoint.json", "initial.safetensors", f"server-{done:06d}.safetensors"}
+
+
+def test_a_save_has_as_many_steps_as_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = failing_at(monkeypatch, 0, OSError)
+    save(Checkpoint(folder), 4, [7, 20])
+    assert len(made) == 11
+    assert made.index("replace") == 5
+
+
+def test_an_empty_folder_that_a_copy_left_out_is_made_again(tmp_path: Path) -> None:
+    checkpoint = create(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "clients").rmdir()
+    checkpoint.clean()
+    save(checkpoint, 1, [3])
+    check_holds(tmp_path / "run", 1, {3: 1})
+
+
+def test_cleaning_what_is_clean_deletes_nothing(folder: Path, steps: list[tuple[str, str]]) -> None:
+    before = listing(folder)
+    Checkpoint(folder).clean()
+    assert listing(folder) == before
+    assert [name for step, name in steps if step != "remove" or name != "checkpoint.json.new"] == []
+
+
+def test_cleaning_deletes_what_a_kill_left_and_nothing_else(folder: Path) -> None:
+    left = ("server-000004.safetensors", "clients/000007-000004.safetensors", "clients/000007-000000.safetensors")
+    for name in (*OWN_FILES, *left, "checkpoint.json.new", "lock"):
+        (folder / "checkpoint" / name).write_text("torn or mine", encoding="utf-8")
+    Checkpoint(folder).clean()
+    assert set(listing(folder)) == FILES | {*OWN_FILES, "lock"}
+    check_holds(folder, 2, BEFORE)
+
+
+def test_a_new_run_on_torn_files_of_its_own_writes_over_them(folder: Path) -> None:
+    """What an interrupted attempt at round 4 left is no obstacle for the next."""
+    for name in ("server-000004.safetensors", "clients/000007-000004.safetensors", "checkpoint.json.new"):
+        (folder / "checkpoint" / name).write_bytes(b"torn " * 10_000)
+    save(Checkpoint(folder), 4, [7, 20])
+    check_holds(folder, 4, AFTER)
+
+
+# -------------------- damage
+
+
+def read_all(folder: Path) -> None:
+    """Read a checkpoint as a run does that goes on."""
+    found = Checkpoint(folder)
+    found.initial()
+    found.check_all()
+    found.server(server_state(0))
+    for i in found.clients():
+        found.client(i, client_state(i, 0))
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit(path: Path) -> None:
+    """Claim that a run is a round further than it is."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"round": 2') == 1
+    path.write_text(text.replace('"round": 2', '"round": 3'), encoding="utf-8")
+
+
+def cut(path: Path) -> None:
+    """Lose the last byte of a file."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    """Lose the content of a file."""
+    path.write_bytes(b"")
+
+
+def swap(one: Path, other: Path) -> None:
+    """Exchange two files."""
+    mine, theirs = one.read_bytes(), other.read_bytes()
+    one.write_bytes(theirs)
+    other.write_bytes(mine)
+
+
+def of_another_run(name: str) -> Callable[[Path], None]:
+    """Bring a file from a run of another experiment, in which as much happened."""
+
+    def damage(path: Path) -> None:
+        other = path / "other"
+        checkpoint = create(other, CONFIG + "seed = 1\n")
+        save(checkpoint, 1, [3, 7, 11])
+        save(checkpoint, 2, [3])
+        shutil.copy(other / "checkpoint" / name, path / "checkpoint" / name)
+
+    return damage
+
+
+def rewritten(name: str, tree: Tree, **note: Any) -> Callable[[Path], None]:
+    """Write an intact file of this run, with another content."""
+
+    def damage(path: Path) -> None:
+        experiment = hashlib.sha256(CONFIG.encode()).hexdigest()
+        data = pack(tree, {"experiment": experiment, "file": name, "round": 1, **note})
+        (path / "checkpoint" / name).write_bytes(data)
+
+    return damage
+
+
+SEVEN, ELEVEN, SERVER = (
+    "clients/000007-000001.safetensors",
+    "clients/000011-000001.safetensors",
+    "server-000002.safetensors",
+)
+FOREIGN, CHANGED, MISSING = "not a file of fedmate's", "its content has changed since it was written", "it is missing"
+UNDER_THIS_NAME = "it is another file under this name"
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no manifest": (lambda p: (p / "checkpoint/checkpoint.json").unlink(), "checkpoint.json", MISSING),
+    "no folder": (lambda p: shutil.rmtree(p / "checkpoint"), "checkpoint.json", MISSING),
+    "manifest flipped": (lambda p: flip(p / "checkpoint/checkpoint.json"), "checkpoint.json", ""),
+    "manifest edited": (lambda p: edit(p / "checkpoint/checkpoint.json"), "checkpoint.json", CHANGED),
+    "manifest cut": (lambda p: empty(p / "checkpoint/checkpoint.json"), "checkpoint.json", FOREIGN),
+    "no initial": (lambda p: (p / "checkpoint/initial.safetensors").unlink(), "initial.safetensors", MISSING),
+    "initial flipped": (lambda p: flip(p / "checkpoint/initial.safetensors"), "initial.safetensors", ""),
+    "initial of another run": (of_another_run("initial.safetensors"), "initial.safetensors", "another run"),
+    "no server": (lambda p: (p / "checkpoint" / SERVER).unlink(), SERVER, MISSING),
+    "server flipped": (lambda p: flip(p / "checkpoint" / SERVER), SERVER, ""),
+    "server cut": (lambda p: cut(p / "checkpoint" / SERVER), SERVER, FOREIGN),
+    "server of another run": (of_another_run(SERVER), SERVER, "it belongs to another run"),
+    "server of another round": (rewritten(SERVER, server_state(1), round=1), SERVER, UNDER_THIS_NAME),
+    "no client": (lambda p: (p / "checkpoint" / SEVEN).unlink(), SEVEN, MISSING),
+    "no clients": (lambda p: shutil.rmtree(p / "checkpoint/clients"), "clients/000003-000002.safetensors", MISSING),
+    "client flipped": (lambda p: flip(p / "checkpoint" / SEVEN), SEVEN, ""),
+    "client cut": (lambda p: cut(p / "checkpoint" / SEVEN), SEVEN, FOREIGN),
+    "client emptied": (lambda p: empty(p / "checkpoint" / SEVEN), SEVEN, FOREIGN),
+    "client of another run": (of_another_run(SEVEN), SEVEN, "it belongs to another run"),
+    "clients swapped": (
+        lambda p: swap(p / "checkpoint" / SEVEN, p / "checkpoint" / ELEVEN),
+        SEVEN,
+        UNDER_THIS_NAME,
+    ),
+    "server in a client's place": (
+        lambda p: shutil.copy(p / "checkpoint" / SERVER, p / "checkpoint" / SEVEN),
+        SEVEN,
+        UNDER_THIS_NAME,
+    ),
+    "client of another round": (rewritten(SEVEN, client_state(7, 1), round=2), SEVEN, UNDER_THIS_NAME),
+    "another shape": (
+        rewritten(SEVEN, {**client_state(7, 1), "seen": torch.ones(2, dtype=torch.int64)}),
+        SEVEN,
+        "`seen` is int64 of shape (2,), not int64 of shape ()",
+    ),
+    "another type": (
+        rewritten(SEVEN, {**client_state(7, 1), "seen": torch.tensor(1.0)}),
+        SEVEN,
+        "`seen` is float32 of shape (), not int64 of shape ()",
+    ),
+    "a part too few": (rewritten(SEVEN, {"seen": torch.tensor(1)}), SEVEN, "the expected parts (own/w)"),
+    "a part too many": (
+        rewritten(SEVEN, {**client_state(7, 1), "more": torch.tensor(1)}),
+        SEVEN,
+        "the expected parts (more)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_found_and_the_file_is_named(folder: Path, case: str) -> None:
+    read_all(folder)
+    damage, name, reason = DAMAGE[case]
+    damage(folder)
+    with pytest.raises(UserError) as caught:
+        read_all(folder)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"`{folder / 'checkpoint' / name}` is damaged or foreign: ")
+    assert reason in sentence
+    assert sentence.endswith("; put the folder back from a copy, or start a new run with `--out`.")
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", [SERVER, SEVEN, "initial.safetensors"])
+def test_flipped_bits_all_over_a_state_are_found(folder: Path, name: str) -> None:
+    path = folder / "checkpoint" / name
+    data, found = path.read_bytes(), Checkpoint(folder)
+    read: dict[str, Callable[[], object]] = {
+        SERVER: lambda: found.server(server_state(0)),
+        SEVEN: lambda: found.client(7, client_state(7, 0)),
+        "initial.safetensors": found.initial,
+    }
+    for place in range(0, 8 * len(data), 7):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="is damaged or foreign"):
+            read[name]()
+
+
+def test_every_flipped_bit_and_every_truncation_of_a_manifest_is_found(folder: Path) -> None:
+    data = (folder / "checkpoint" / "checkpoint.json").read_bytes()
+    assert Manifest.from_json(data).standing == standing(2)
+    for place in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(DamagedError):
+            Manifest.from_json(bytes(damaged))
+    # The last byte is a line's end.
+    for size in range(len(data) - 1):
+        with pytest.raises(DamagedError):
+            Manifest.from_json(data[:size])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "3", "{}", '{"checkpoint": 3, "digest": ""}', "[" * 100_000, '{"checkpoint": {}}']
+)
+def test_foreign_json_is_no_manifest(text: str) -> None:
+    with pytest.raises(DamagedError):
+        Manifest.from_json(text.encode())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, [], 3, {"format": 1}, {"format": 1, "experiment": "x", "standing": {"rnd": 1}, "versions": []}],
+)
+def test_a_manifest_of_another_form_is_refused_though_its_digest_is_right(values: object) -> None:
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    with pytest.raises(DamagedError, match="not a file of fedmate's"):
+        Manifest.from_json(json.dumps({"digest": digest, "checkpoint": values}).encode())
+
+
+def test_a_checkpoint_of_another_format_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "FORMAT", module.FORMAT + 1)
+        text = Manifest("x", Standing(), []).to_json()
+    (folder / "checkpoint" / "checkpoint.json").write_bytes(text)
+    with pytest.raises(UserError, match="it was written by another version of fedmate; put the folder back"):
+        Checkpoint(folder)
+
+
+def test_an_edited_configuration_is_refused(folder: Path) -> None:
+    (folder / "config.toml").write_text(CONFIG.replace("9", "10"), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        Checkpoint(folder)
+    assert str(caught.value) == (
+        f"`{folder}` was run with another configuration than its `config.toml` holds now; put the original back, or "
+        "start a new run with `--out`."
+    )
+    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    check_holds(folder, 2, BEFORE)
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(folder: Path, tmp_path: Path) -> None:
+    create(tmp_path / "other", CONFIG + "seed = 1\n")
+    shutil.copy(tmp_path / "other" / "checkpoint" / "checkpoint.json", folder / "checkpoint" / "checkpoint.json")
+    with pytest.raises(UserError, match="was run with another configuration"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("kind", ["missing", "no text"])
+def test_a_configuration_that_cannot_be_read_is_refused(folder: Path, kind: str) -> None:
+    (folder / "config.toml").unlink()
+    if kind == "no text":
+        (folder / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError) as caught:
+        Checkpoint(folder)
+    assert re.fullmatch(r"`.*/config\.toml` cannot be read \(.*\); give the folder of a run\.", str(caught.value))
+
+
+def test_a_save_into_a_folder_that_was_tampered_with_changes_nothing(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    flip(folder / "checkpoint" / "checkpoint.json")
+    before = listing(folder)
+    with pytest.raises(UserError, match="is damaged or foreign"):
+        save(checkpoint, 4, [7])
+    assert listing(folder) == before

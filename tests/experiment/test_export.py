@@ -1,0 +1,378 @@
+"""A model that leaves answers raw samples as the run's own evaluation says that client's model does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import fedmate
+from fedmate.core import ClientData, LocalResult, Method, Tree, Wire, fold, random_bits, tree_map
+from fedmate.core.layers import BufferPolicy
+from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.datasets.digits import Digits
+from fedmate.datasets.given import Pool
+from fedmate.errors import UserError
+from fedmate.experiment.build import Built, build
+from fedmate.experiment.compose import Request
+from fedmate.experiment.config import nest
+from fedmate.experiment.export import export_model
+from fedmate.experiment.given import Given
+from fedmate.experiment.jobs import started, stored_experiment
+from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.experiment.record import Record
+from fedmate.experiment.restore import Restored
+from fedmate.experiment.run import Observer, run
+from fedmate.methods import METHODS
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "eval_every": 3,
+    "checkpoint_every": 1,
+    "participation": 0.5,
+    "holdout_clients": 0.2,
+    "backend": "sequential",
+    "dataset.name": "few",
+    "partition.name": "share",
+    "partition.clients": 5,
+    "partition.examples": 20,
+    "model.name": "digits_cnn",
+    "model.width": 16,
+    "training.batch_size": 5,
+    "training.epochs": 4,
+    "training.learning_rate": 0.1,
+    # A tie that one rounding decides is not what is tested.
+    "dtype": "float64",
+}
+
+Runs = Callable[..., Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewDigits(Dataset):
+    """The first digits only: evaluation is what takes time here."""
+
+    def load(self) -> Arrays:
+        everything = Digits().load()
+        return everything._replace(train=Samples(everything.train.x[:300], everything.train.y[:300]))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_digits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASETS._rows, "few", FewDigits)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Run a method once, with other settings if asked, and return its folder."""
+    made: dict[str, Path] = {}
+
+    def carry_out(method: str, **changes: Any) -> Path:
+        key = repr((method, changes))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("runs") / "run"
+            settings = SETTINGS | {name.replace("__", "."): value for name, value in changes.items()}
+            fedmate.run(method=method, set=settings, out=made[key])
+        return made[key]
+
+    return carry_out
+
+
+def raw_digits(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the test split of a run on digits as the data set has it: pixels are whole numbers."""
+    test = build(stored_experiment(folder)).federation.test
+    pixels = np.rint(test.x.numpy().astype(np.float64) * 6.017 + 4.884)
+    assert set(np.unique(pixels)) == set(range(17))
+    return pixels, test.y.numpy()
+
+
+def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:
+    """Return the accuracy averaged over classes, in percent."""
+    labels = model.predict(x).labels
+    return 100 * float(np.mean([(labels[y == k] == k).mean() for k in np.unique(y)]))
+
+
+# -------------------- the same model
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_a_model_is_as_good_as_the_record_says(finished: Runs, method: str) -> None:
+    folder = finished(method)
+    x, y = raw_digits(folder)
+    rows = [row for row in Record(folder).clients if not row["newcomer"]]
+    found = [balanced(export_model(folder, client), x, y) for client in range(4)]
+    assert found == pytest.approx([row["pre_balanced"] for row in rows], abs=1e-9)
+    # Or one model could be taken for another, or for one that has not been trained.
+    assert max(found) > 14
+    assert len({*found}) > 2 or rows[0]["global_balanced"] == rows[0]["pre_balanced"]
+    if rows[0]["global_balanced"] is None:
+        with pytest.raises(UserError, match=rf"ran `{method}`, which has no global model; export a client's\.$"):
+            export_model(folder, None)
+    else:
+        assert balanced(export_model(folder, None), x, y) == pytest.approx(rows[0]["global_balanced"], abs=1e-9)
+
+
+def test_single_precision_and_the_other_back_end(finished: Runs) -> None:
+    folder = finished("fedrep", dtype="float32", backend="vectorised", rounds=1)
+    model = export_model(folder, 1)
+    assert {tensor.dtype for tensor in model.module.state_dict().values()} == {torch.float32}
+    expected = Record(folder).clients[1]["pre_balanced"]
+    assert balanced(model, *raw_digits(folder)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_it_says_what_it_is(finished: Runs) -> None:
+    model = export_model(finished("fedper"), 3)
+    assert model.origin == {
+        "method": "fedper",
+        "dataset": "few",
+        "client": 3,
+        "round": 3,
+        "fedmate": fedmate.__version__,
+    }
+    assert model.architecture == {"name": "digits_cnn", "options": {"buffers": "shared", "width": 16}}
+    assert (model.card.input_shape, model.card.class_names[-1], model.card.dtype) == ((1, 8, 8), "9", "float64")
+    assert repr(model) == "PortableModel(digits_cnn: fedper on few, client 3, round 3)"
+    assert not model.module.training
+    assert export_model(finished("fedavg"), None).origin["client"] == "global"
+    json.dumps([model.origin, model.architecture], allow_nan=False)
+
+
+# -------------------- networks and data from Python
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = OrderedDict(
+            body=nn.Linear(4, 6), norm=nn.BatchNorm1d(6), bend=nn.Tanh(), drop=nn.Dropout(0.2), head=nn.Linear(6, 3)
+        )
+        return nn.Sequential(layers)
+
+
+def pool() -> Pool:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 120)
+    x = 3 * rng.normal(size=(120, 4)) + 4 * np.eye(3, 4)[y]
+    return Pool(x[:60], y[:60], x[60:], y[60:], class_names=["red", "green", "blue"])
+
+
+OWN = {
+    "rounds": 2,
+    "backend": "sequential",
+    "partition.name": "iid",
+    "partition.clients": 3,
+    "training.batch_size": 5,
+    "dtype": "float64",
+}
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_statistics_leave_with_the_model(tmp_path: Path, buffers: BufferPolicy) -> None:
+    settings = {**OWN, "model.buffers": buffers}
+    folder, data = tmp_path / "run", pool()
+    record = fedmate.run(method="fedavg", set=settings, data=data, model=network(), classifier="head", out=folder)
+    split = data.arrays.test
+    assert split is not None
+    models = [fedmate.export(folder, client=client, model=network()) for client in range(3)]
+    expected = [row["pre_balanced"] for row in record.clients]
+    assert [balanced(model, *split) for model in models] == pytest.approx(expected, abs=1e-9)
+    held = [name for name, _ in models[0].module.named_buffers() if not name.endswith("tracked")]
+    assert held == ([] if buffers == "dropped" else ["norm.running_mean", "norm.running_var"])
+    if buffers == "private":
+        assert len(set(expected)) > 1
+        with pytest.raises(UserError, match=r"kept BatchNorm statistics private .*; export a client's\.$"):
+            fedmate.export(folder, global_=True, model=network())
+    else:
+        exported = fedmate.export(folder, global_=True, model=network())
+        assert balanced(exported, *split) == pytest.approx(record.clients[0]["global_balanced"], abs=1e-9)
+
+
+def test_a_network_from_python_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fedmate.run(method="local", set=OWN, data=pool(), model=network(), classifier="head", out=folder)
+    with pytest.raises(UserError, match=r"`.*run` trained a network that came from Python .*`model`"):
+        fedmate.export(folder, client=0)
+    with pytest.raises(UserError, match=r"^`model` has another structure"):
+        fedmate.export(folder, client=0, model=nn.Sequential(OrderedDict(head=nn.Linear(4, 3))))
+    model = fedmate.export(folder, client=0, model=network(), to=tmp_path / "m.safetensors")
+    assert model.architecture["name"] == "given"
+    assert model.predict(np.zeros(4)).class_names[0] in ("red", "green", "blue")
+    with pytest.raises(UserError, match=r"holds the tensors of a network that came from Python.*model=\.\.\."):
+        load_model(tmp_path / "m.safetensors")
+    with pytest.raises(UserError, match=r"^`model` has another structure"):
+        load_model(tmp_path / "m.safetensors", nn.Linear(4, 3))
+    again = load_model(tmp_path / "m.safetensors", network())
+    x = np.random.default_rng(1).normal(size=(9, 4))
+    assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
+
+
+# -------------------- a method that trains once more before use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned(Method):
+    """FedAvg without weights, whose models are changed by the client's data and by chance before use."""
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        return {"model": params}
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        return {}
+
+    def wire(self, round_number: int) -> Wire:
+        return Wire(frozenset({"model"}), frozenset({"model"}))
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        return server
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        return LocalResult(client, download, download["model"], {})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        return server
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        model: Tree = download["model"]
+        return model
+
+    def global_params(self, server: Tree) -> Tree | None:
+        return None
+
+    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
+        scale = data.x.abs().mean()
+
+        def shaken(leaf: Tensor) -> Tensor:
+            bits = random_bits(fold(key, leaf.numel()), tuple(leaf.shape))
+            return leaf + scale * bits.to(leaf.dtype) / 2**63
+
+        return {**params, **{part: tree_map(shaken, params[part]) for part in ("extractor", "classifier")}}
+
+
+def test_what_a_client_does_before_use_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS._rows, "tuned", Tuned)
+    folder = tmp_path / "run"
+    record = fedmate.run(method="tuned", set=SETTINGS, out=folder)
+    figures = [row["pre_balanced"] for row in record.clients if not row["newcomer"]]
+    assert len({*figures}) == 4
+    x, y = raw_digits(folder)
+    assert [balanced(export_model(folder, i), x, y) for i in range(4)] == pytest.approx(figures, abs=1e-9)
+
+
+def test_what_it_needs_for_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS._rows, "tuned", Tuned)
+    folder = tmp_path / "run"
+    record = fedmate.run(method="tuned", set=OWN, data=pool(), model=network(), classifier="head", out=folder)
+    with pytest.raises(UserError, match=r"^`dataset.name` is `given`, arrays that were handed over in Python"):
+        fedmate.export(folder, client=1, model=network())
+    model = fedmate.export(folder, client=1, model=network(), data=pool())
+    split = pool().arrays.test
+    assert split is not None
+    assert balanced(model, *split) == pytest.approx(record.clients[1]["pre_balanced"], abs=1e-9)
+
+
+# -------------------- runs that are not finished
+
+
+class Stop(Observer):
+    """Interrupts a run after some rounds."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def started(self, built: Built, done: int) -> None:
+        pass
+
+    def said(self, sentence: str) -> None:
+        pass
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        if done == self.after:
+            raise KeyboardInterrupt
+
+
+def start(folder: Path, rounds: int) -> Path:
+    """Begin a run in which everybody takes part, and stop it after some rounds."""
+    settings = nest("set", {**SETTINGS, "participation": 1.0, "holdout_clients": 0.0}.items())
+    with started(Request(methods=["fedper"], settings=settings), folder) as jobs:
+        if rounds and jobs[0].built is not None:
+            with pytest.raises(KeyboardInterrupt):
+                run(jobs[0].built, folder, Stop(rounds))
+    return folder
+
+
+def test_a_run_that_was_stopped_gives_what_it_has(tmp_path: Path) -> None:
+    first, second = (export_model(start(tmp_path / str(rounds), rounds), 0) for rounds in (1, 2))
+    assert (first.origin["round"], second.origin["round"]) == (1, 2)
+    assert not torch.equal(*(model.module.state_dict()["classifier.weight"] for model in (first, second)))
+
+
+def test_a_run_that_has_not_begun_gives_nothing(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", 0)
+    with pytest.raises(UserError) as caught:
+        export_model(folder, 0)
+    assert str(caught.value) == (
+        f"`{folder}` has no saved round, so nothing is trained yet; continue it with `fedmate run --resume {folder}`."
+    )
+
+
+def test_a_run_that_goes_on_meanwhile_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, later = start(tmp_path / "now", 1), start(tmp_path / "later", 2)
+    read = Restored.client
+
+    def read_late(self: Restored, client: int) -> Tree:
+        shutil.rmtree(now)
+        shutil.copytree(later, now)
+        return read(self, client)
+
+    monkeypatch.setattr(Restored, "client", read_late)
+    assert export_model(now, 2).origin["round"] == 2
+
+
+def test_a_damaged_run_is_not_read_again_for_ever(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", 1)
+    (folder / "checkpoint" / "clients" / "000002-000001.safetensors").unlink()
+    with pytest.raises(UserError, match="it is missing"):
+        export_model(folder, 2)
+    assert export_model(folder, 1).origin["client"] == 1
+
+
+# -------------------- what is refused
+
+
+@pytest.mark.parametrize("client", [-1, 4, 30])
+def test_a_client_that_is_not_there(finished: Runs, client: int) -> None:
+    folder = finished("fedper")
+    with pytest.raises(UserError) as caught:
+        export_model(folder, client)
+    why = " (newcomers were kept out of training, so they have no model)" if client > 0 else ""
+    assert str(caught.value) == f"`{folder}` has clients 0 to 3, not {client}{why}; choose one of these."
+
+
+def test_exactly_one_model_is_chosen(finished: Runs, tmp_path: Path) -> None:
+    folder = finished("fedper")
+    for choice in ({}, {"client": 1, "global_": True}):
+        with pytest.raises(UserError, match=r"^`client` and `global_` choose the model; give exactly one of them\.$"):
+            fedmate.export(folder, **choice)  # type: ignore[arg-type]
+    assert fedmate.export(folder, client=0).origin["client"] == 0
+
+
+def test_nothing_is_computed_for_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`\.pth`; name the model `\.safetensors` or `\.pt2`\.$"):
+        fedmate.export("nowhere", client=0, to=tmp_path / "model.pth")
+
+
+def test_data_that_is_not_the_runs(finished: Runs) -> None:
+    with pytest.raises(UserError, match=r"^`data` is given, but `dataset.name` is `few`"):
+        export_model(finished("fedper"), 0, Given(data=pool()))

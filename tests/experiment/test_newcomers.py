@@ -1,0 +1,300 @@
+"""Clients kept out of training: who they are, what the record says about them, and that training does not notice."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from fedmate.api import load, run
+from fedmate.backends import BACKENDS
+from fedmate.core import ClientData, make_key
+from fedmate.datasets.given import Pool, Sites
+from fedmate.errors import DivergedError, UserError
+from fedmate.experiment.build import Built, build
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import nest
+from fedmate.experiment.given import Given
+from fedmate.experiment.record import Record
+from fedmate.experiment.run import begin
+from fedmate.experiment.run import run as run_built
+from fedmate.progress import Silence
+from fedmate.report.tables import newcomers
+
+CLASSES, FEATURES = 3, 4
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "eval_every": 2,
+    "holdout_clients": 0.4,
+    "partition.name": "iid",
+    "partition.clients": 5,
+    "partition.examples": 8,
+    "training.epochs": 1,
+    "training.batch_size": 4,
+}
+
+
+def samples(seed: int, size: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, CLASSES, size)
+    return rng.normal(size=(size, FEATURES)) + np.eye(CLASSES, FEATURES)[y], y
+
+
+POOL = Pool(*samples(0, 90))
+SITES = Sites([samples(i + 1, 2 + i) for i in range(10)], test=samples(0, 30))
+
+
+def given(data: Pool | Sites = POOL) -> Given:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = OrderedDict(body=nn.Linear(FEATURES, 5), bend=nn.Tanh(), head=nn.Linear(5, CLASSES))
+        return Given(data, nn.Sequential(layers), "head")
+
+
+def made(data: Pool | Sites = POOL, method: str = "fedavg", **changes: Any) -> Built:
+    """Build the experiment with other values; a section's key is written with two underscores."""
+    values = {key: value for key, value in SETTINGS.items() if data is POOL or not key.startswith("partition.")}
+    values |= {key.replace("__", "."): value for key, value in changes.items()}
+    request = Request(methods=[method], settings=nest("set", values.items()), given=given(data))
+    return build(compose(request)[0], request.given)
+
+
+def carry_out(built: Built, folder: Path) -> Record:
+    begin(folder, built)
+    run_built(built, folder, Silence())
+    return Record(folder)
+
+
+def same(one: ClientData, other: ClientData) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def rows(*parts: ClientData) -> set[bytes]:
+    return {sample.numpy().tobytes() for part in parts for sample in part.x}
+
+
+# Who they are.
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "away"),
+    [(0.0, 5, 0), (0.2, 5, 1), (0.4, 5, 2), (0.29, 10, 2), (0.99, 5, 4), (1 - 1e-12, 5, 4)],
+)
+def test_a_share_of_the_clients_stays_out_and_somebody_trains(share: float, clients: int, away: int) -> None:
+    federation = made(holdout_clients=share, partition__clients=clients).federation
+    assert (len(federation.newcomers), len(federation.clients)) == (away, clients - away)
+
+
+def test_who_stays_out_is_a_function_of_the_seed() -> None:
+    one, again, other = made(SITES), made(SITES), made(SITES, seed=1)
+    assert all(same(a, b) for a, b in zip(one.federation.newcomers, again.federation.newcomers, strict=True))
+    # Every site has a size of its own.
+    found = [[len(data.y) for data in built.federation.newcomers] for built in (one, other)]
+    assert found[0] != found[1]
+    assert {len(sizes) for sizes in found} == {4}
+
+
+def test_clients_and_newcomers_together_are_what_was_dealt_in_its_order() -> None:
+    everyone, federation = made(SITES, holdout_clients=0.0).federation.clients, made(SITES).federation
+    for part in (federation.clients, federation.newcomers):
+        places = [next(i for i, data in enumerate(everyone) if same(data, one)) for one in part]
+        assert places == sorted(places)
+    assert len(federation.clients) + len(federation.newcomers) == len(everyone)
+    assert rows(*federation.clients) | rows(*federation.newcomers) == rows(*everyone)
+
+
+def test_the_test_split_is_the_same_and_holds_nothing_of_theirs() -> None:
+    with_them, without = made().federation, made(holdout_clients=0.0).federation
+    assert same(with_them.test, without.test)
+    assert not rows(with_them.test) & rows(*with_them.newcomers, *with_them.clients)
+    assert len(with_them.test.y) == 90 - 5 * 8
+
+
+@pytest.mark.parametrize("share", [-0.2, 1, 1.5, float("nan")])
+def test_a_share_outside_the_limits_is_refused(share: float) -> None:
+    with pytest.raises(UserError, match=rf"^`holdout_clients` is {share}.*; set it to .*at least 0 and below 1\.$"):
+        made(holdout_clients=float(share))
+
+
+@pytest.mark.parametrize("clients", [3, 7, 10])
+def test_a_share_too_small_is_refused_with_one_that_is_not(clients: int) -> None:
+    with pytest.raises(UserError) as caught:
+        made(holdout_clients=0.05, partition__clients=clients)
+    start = f"`holdout_clients` is 0.05, which of {clients} clients is none; set it to at least "
+    assert str(caught.value).startswith(start)
+    enough = float(str(caught.value).removeprefix(start).split(",")[0])
+    assert len(made(holdout_clients=enough, partition__clients=clients).federation.newcomers) == 1
+
+
+def test_a_single_client_cannot_stay_out() -> None:
+    with pytest.raises(UserError, match=r"^`holdout_clients` is 0\.5, but there is one client only.*; set it to 0\.$"):
+        made(holdout_clients=0.5, partition__clients=1)
+
+
+# What training hears of them.
+
+
+@pytest.mark.parametrize("backend", BACKENDS.names())
+def test_meeting_them_changes_nothing_in_the_record_of_the_others(tmp_path: Path, backend: str) -> None:
+    met, unmet = made(method="fedmate", backend=backend), made(method="fedmate", backend=backend)
+    alone = unmet.federation._replace(newcomers=())
+    key = make_key(unmet.experiment.general.seed)
+    unmet = unmet._replace(federation=alone, backend=BACKENDS[backend](unmet.method, alone, key))
+    one, other = carry_out(met, tmp_path / "met"), carry_out(unmet, tmp_path / "unmet")
+    assert one.rounds == other.rounds
+    for row, expected in zip(one.metrics, other.metrics, strict=True):
+        assert {key: row[key] for key in ("round", "accuracy", "loss", "bytes")} == {
+            key: expected[key] for key in ("round", "accuracy", "loss", "bytes")
+        }
+    figures = {key: value for key, value in one.summary.items() if key not in ("seconds", "newcomers")}
+    assert figures == {key: value for key, value in other.summary.items() if key != "seconds"}
+
+
+def test_they_cost_nothing_in_the_ledger(tmp_path: Path) -> None:
+    """Three clients of five: each sends and receives the model once a round."""
+    record = carry_out(made(), tmp_path / "run")
+    model = 4 * ((FEATURES * 5 + 5) + (5 * CLASSES + CLASSES))
+    assert record.summary["bytes_down"] == 3 * 3 * model
+    assert {row["client"] for row in record.rounds} == {0, 1, 2}
+
+
+# What the record says.
+
+
+def test_the_record_says_before_and_after_by_newcomer(tmp_path: Path) -> None:
+    built = made()
+    record = carry_out(built, tmp_path / "run")
+    assert record.summary["clients"] == 3
+    assert record.summary["newcomers"]["clients"] == 2
+    for row in record.metrics:
+        assert list(row["newcomers"]) == ["before", "after"]
+        for figures in row["newcomers"].values():
+            assert [len(figures[test]["clients"]) for test in ("balanced", "own")] == [2, 2]
+    last = record.metrics[-1]["newcomers"]
+    for view, tests in record.summary["newcomers"]["accuracy"].items():
+        for test, figures in tests.items():
+            assert figures == {key: last[view][test][key] for key in ("mean", "std", "worst_tenth")}
+            assert figures["mean"] == pytest.approx(np.mean(last[view][test]["clients"]), abs=1e-12)
+
+
+def test_they_are_in_the_list_of_clients_after_the_others(tmp_path: Path) -> None:
+    built = made()
+    record = carry_out(built, tmp_path / "run")
+    table, last = record.clients, record.metrics[-1]
+    assert [(row["client"], row["newcomer"]) for row in table] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)]
+    for i, row in enumerate(table):
+        data = (*built.federation.clients, *built.federation.newcomers)[i]
+        assert [row[f"samples_{k}"] for k in range(CLASSES)] == np.bincount(data.y, minlength=CLASSES).tolist()
+        for view in ("pre", "post", "global"):
+            expected = last["accuracy"][view]["own"]["clients"][i] if i < 3 else None
+            assert row[f"{view}_own"] == expected
+        for view in ("before", "after"):
+            expected = last["newcomers"][view]["balanced"]["clients"][i - 3] if i >= 3 else None
+            assert row[f"{view}_balanced"] == expected
+
+
+def test_averages_are_over_those_who_trained(tmp_path: Path) -> None:
+    record = carry_out(made(), tmp_path / "run")
+    for view in ("pre", "post", "global"):
+        for test in ("balanced", "own"):
+            held = [row[f"{view}_{test}"] for row in record.clients if not row["newcomer"]]
+            assert len(held) == 3
+            assert record.accuracy(view, test) == pytest.approx(np.mean(held), abs=1e-9)
+
+
+def test_nobody_kept_out_leaves_no_trace(tmp_path: Path) -> None:
+    record = carry_out(made(holdout_clients=0.0), tmp_path / "run")
+    assert "newcomers" not in record.summary
+    assert all("newcomers" not in row for row in record.metrics)
+    assert "newcomer" not in record.clients[0]
+    assert newcomers([record.summary]) is None
+
+
+def test_a_run_that_goes_on_meets_the_same_newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"rounds": 4, "checkpoint_every": 1, "eval_every": 1}
+    whole = carry_out(made(**settings), tmp_path / "whole")
+
+    def stop(self: Silence, done: int, headline: float | None) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    begin(tmp_path / "cut", made(**settings))
+    with monkeypatch.context() as patch:
+        patch.setattr(Silence, "round_done", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_built(made(**settings), tmp_path / "cut", Silence())
+    run_built(made(**settings), tmp_path / "cut", Silence())
+    assert [row["newcomers"] for row in Record(tmp_path / "cut").metrics] == [row["newcomers"] for row in whole.metrics]
+
+
+def test_the_summary_says_which_sites_stayed_out(tmp_path: Path) -> None:
+    record = carry_out(made(SITES, holdout_clients=0.3, rounds=1), tmp_path / "run")
+    # Site i holds 2 + i samples.
+    held = [row["samples"] - 2 for row in record.clients if row["newcomer"]]
+    assert record.summary["newcomers"]["dealt_as"] == held
+    assert len(held) == 3
+
+
+# When training diverges.
+
+
+def test_a_run_that_diverges_at_once_lists_its_newcomers_without_figures(tmp_path: Path) -> None:
+    mine = given()
+    with pytest.raises(DivergedError):
+        run(
+            method="fedavg",
+            set=SETTINGS | {"training.learning_rate": 1e300, "training.epochs": 3, "dtype": "float64"},
+            data=mine.data,
+            model=mine.module,
+            classifier="head",
+            out=tmp_path / "run",
+        )
+    record = load(tmp_path / "run")
+    assert record.summary["diverged_in_round"] == 1
+    met = record.summary["newcomers"]
+    assert (met["clients"], met["accuracy"]) == (2, {"before": None, "after": None})
+    assert [row["newcomer"] for row in record.clients] == [0, 0, 0, 1, 1]
+    assert all(row[f"{view}_own"] is None for row in record.clients for view in ("pre", "before", "after"))
+    table = newcomers([record.summary])
+    assert table is not None
+    assert ["fedavg", "-", "-", "-", "-"] in [line.split() for line in rendered(table)]
+
+
+def test_a_run_that_diverges_later_keeps_what_its_newcomers_had(tmp_path: Path) -> None:
+    # Each of the two steps of a round multiplies the parameters by a million.
+    built = made(method="local", rounds=9, eval_every=1, training__learning_rate=1.0, training__weight_decay=1e6)
+    with pytest.raises(DivergedError):
+        carry_out(built, tmp_path / "run")
+    record = load(tmp_path / "run")
+    assert 1 <= len(record.metrics) < record.summary["diverged_in_round"]
+    last = record.metrics[-1]["newcomers"]
+    for view in ("before", "after"):
+        assert record.summary["newcomers"]["accuracy"][view]["own"]["mean"] == last[view]["own"]["mean"]
+
+
+# The table.
+
+
+def rendered(table: Any) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=100).print(table, highlight=False)
+    return [line for line in file.getvalue().splitlines() if line.strip()]
+
+
+def test_the_table_shows_before_and_after_on_both_tests(tmp_path: Path) -> None:
+    summary = carry_out(made(), tmp_path / "run").summary
+    table = newcomers([summary])
+    assert table is not None
+    lines = rendered(table)
+    assert lines[0].strip() == "2 clients that were not in training"
+    accuracy = summary["newcomers"]["accuracy"]
+    expected = [accuracy[view][test]["mean"] for test in ("balanced", "own") for view in ("before", "after")]
+    (row,) = [line.split() for line in lines if line.split()[0] == "fedavg"]
+    assert row[1:] == [f"{value:.2f}" for value in expected]

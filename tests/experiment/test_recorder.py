@@ -1,0 +1,215 @@
+"""A record is written once, never over another, and read back as it was written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import platform
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedmate
+from fedmate import storage
+from fedmate.errors import UserError
+from fedmate.experiment.compose import Request
+from fedmate.experiment.jobs import started
+from fedmate.experiment.record import Record
+from fedmate.experiment.recorder import Recorder, check_free, environment
+
+
+def begun(folder: Path, config: str = "") -> Recorder:
+    with storage.staged(folder) as stage:
+        Recorder.begin(stage, config)
+    return Recorder(folder)
+
+
+def begin_a_run(folder: Path) -> None:
+    with started(Request(), folder):
+        pass
+
+
+def test_a_new_record_says_what_is_about_to_run(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "down" / "run"
+    begun(folder, 'device = "東京"\n')
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "environment.json"]
+    assert (folder / "config.toml").read_text(encoding="utf-8") == 'device = "東京"\n'
+    assert json.loads((folder / "environment.json").read_text(encoding="utf-8")) == environment()
+
+
+def test_the_environment_names_versions_machine_and_commit() -> None:
+    found = environment()
+    assert found["fedmate"] == fedmate.__version__
+    assert found["torch"] == torch.__version__
+    assert found["python"] == platform.python_version()
+    assert {"numpy", "scikit-learn", "cuda", "gpu", "machine", "system"} <= set(found)
+    checkout = (Path(fedmate.__file__).parents[2] / ".git").exists()
+    assert found["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found["commit"])
+    assert checkout == (found["commit"] is not None)
+
+
+def test_rounds_gather_below_one_header(tmp_path: Path) -> None:
+    record = begun(tmp_path / "run")
+    record.add_round([{"round": 1, "client": 0, "loss": 0.5}, {"round": 1, "client": 2, "loss": math.nan}])
+    record.add_round([])
+    record.add_round(row for row in [{"round": 2, "client": 1, "loss": 1e-7}])
+    with (tmp_path / "run" / "rounds.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"round": "1", "client": "0", "loss": "0.5"},
+        {"round": "1", "client": "2", "loss": "nan"},
+        {"round": "2", "client": "1", "loss": "1e-07"},
+    ]
+
+
+def test_a_row_that_does_not_fit_the_header_is_an_error(tmp_path: Path) -> None:
+    record = begun(tmp_path / "run")
+    with pytest.raises(ValueError, match="up_extractor"):
+        record.add_round([{"round": 1}, {"round": 1, "up_extractor": 4}])
+
+
+def test_metrics_read_back_row_by_row(tmp_path: Path) -> None:
+    record = begun(tmp_path / "run")
+    rows = [{"round": 1, "accuracy": {"pre": None}}, {"round": 2, "accuracy": {"pre": 12.345678901234567}}]
+    for row in rows:
+        record.add_metrics(row)
+    assert Record(tmp_path / "run").metrics == rows
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_json_cannot_hold_is_never_written(tmp_path: Path, value: float) -> None:
+    record = begun(tmp_path / "run")
+    record.add_metrics({"round": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        record.add_metrics({"round": 2, "loss": value})
+    assert Record(tmp_path / "run").metrics == [{"round": 1}]
+
+
+def test_the_end_writes_clients_and_summary(tmp_path: Path) -> None:
+    record = begun(tmp_path / "run")
+    record.finish({"method": "fedavg", "seconds": 1.5}, [{"client": 0, "pre": 50.0}, {"client": 1, "pre": None}])
+    assert Record(tmp_path / "run").summary == {"method": "fedavg", "seconds": 1.5}
+    assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8").split() == ["client,pre", "0,50.0", "1,"]
+
+
+def test_a_free_folder_stays_untouched_by_the_check(tmp_path: Path) -> None:
+    check_free(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "full folder", "file", "link", "dangling link"])
+def test_nothing_is_ever_overwritten(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "taken"
+    match kind:
+        case "folder":
+            place.mkdir()
+        case "full folder":
+            begun(place, "seed = 1\n")
+        case "file":
+            place.write_text("mine", encoding="utf-8")
+        case "link":
+            (tmp_path / "elsewhere").mkdir()
+            place.symlink_to(tmp_path / "elsewhere")
+        case "dangling link":
+            place.symlink_to(tmp_path / "nowhere")
+    before = sorted((str(path), path.is_file() and path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*"))
+    for refuse in (check_free, begin_a_run):
+        with pytest.raises(UserError) as caught:
+            refuse(place)
+        assert str(caught.value) == f"`--out` is `{place}`, which exists already; name a folder that does not."
+    after = sorted((str(path), path.is_file() and path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*"))
+    assert after == before
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    place = tmp_path / "file" / "run"
+    with pytest.raises(UserError) as caught:
+        begin_a_run(place)
+    assert f"`--out` is `{place}`" in str(caught.value)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_name_too_long_for_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="`--out` is `"):
+        check_free(tmp_path / ("x" * 300))
+
+
+# -------------------- going back
+
+
+def grown(folder: Path) -> Recorder:
+    """Return the record of two rounds, of which the second is evaluated."""
+    record = begun(folder)
+    record.add_round([{"round": 1, "client": 0}])
+    record.add_round([{"round": 2, "client": 0}])
+    record.add_metrics({"round": 2})
+    record.add_diagnostics(2, {"mask": torch.ones(2)})
+    return record
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_going_back_drops_what_came_after(tmp_path: Path) -> None:
+    record = grown(tmp_path / "run")
+    sizes, before = record.sizes(), contents(tmp_path / "run")
+    assert sizes == {"rounds.csv": len("round,client\n1,0\n2,0\n"), "metrics.jsonl": len('{"round": 2}\n')}
+    record.add_round([{"round": 3, "client": 0}])
+    record.add_metrics({"round": 3})
+    for number in (3, 4, 1_000_000):
+        record.add_diagnostics(number, {"mask": torch.ones(2)})
+    storage.append(tmp_path / "run" / "rounds.csv", b"4,")
+    record.rewind(2, sizes)
+    assert contents(tmp_path / "run") == before
+    record.rewind(2, sizes)
+    assert contents(tmp_path / "run") == before
+    # What follows continues it: a header is there already.
+    record.add_round([{"round": 3, "client": 1}])
+    assert [row["client"] for row in Record(tmp_path / "run").rounds] == [0, 0, 1]
+
+
+def test_going_back_to_the_beginning_leaves_nothing_but_a_new_header(tmp_path: Path) -> None:
+    record = grown(tmp_path / "run")
+    record.rewind(0, {})
+    assert record.sizes() == {"rounds.csv": 0, "metrics.jsonl": 0}
+    assert list((tmp_path / "run" / "diagnostics").iterdir()) == []
+    record.add_round([{"round": 1, "client": 7}])
+    assert Record(tmp_path / "run").rounds == [{"round": 1, "client": 7}]
+
+
+def test_going_back_further_than_there_is_anything_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
+    record = grown(tmp_path / "run")
+    sizes = record.sizes()
+    record.add_round([{"round": 3, "client": 0}])
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match=r"metrics\.jsonl` is damaged: 13 bytes, but 14 had been written"):
+        record.rewind(1, {**sizes, "metrics.jsonl": sizes["metrics.jsonl"] + 1})
+    assert contents(tmp_path / "run") == before
+
+
+def test_an_interrupted_end_is_not_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary marks a finished run, so it comes last and at once."""
+    record = grown(tmp_path / "run")
+    replaced = list[str]()
+    monkeypatch.setattr(storage, "replace", lambda path, data: replaced.append(path.name))
+    record.finish({"rounds": 2}, [{"client": 0}])
+    assert replaced == ["clients.csv", "summary.json"]
+
+
+def test_flushing_reaches_the_growing_files_and_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = begun(tmp_path / "run")
+    flushed = list[str]()
+    monkeypatch.setattr(storage, "flush", lambda path: flushed.append(path.name))
+    monkeypatch.setattr(storage, "sync_folder", lambda path: flushed.append(path.name))
+    record.flush()
+    assert flushed == ["run"]
+    grown_record = grown(tmp_path / "grown")
+    flushed.clear()
+    grown_record.flush()
+    assert sorted(flushed) == ["diagnostics", "grown", "metrics.jsonl", "rounds.csv"]

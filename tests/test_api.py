@@ -1,0 +1,397 @@
+"""The package as Python sees it: what the command does, as functions, on named data or on a user's own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import fedmate
+from fedmate import cli
+from fedmate.errors import UserError
+from fedmate.progress import Silence
+
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "eval_every": 1,
+    "checkpoint_every": 1,
+    "partition.clients": 3,
+    "partition.examples": 10,
+    "training.epochs": 1,
+}
+OWN: dict[str, Any] = {**SMALL, "rounds": 3, "training.batch_size": 4, "training.learning_rate": 0.1}
+"""For a user's own pool."""
+
+AS_THEY_ARE = {key: value for key, value in OWN.items() if not key.startswith("partition.")}
+"""For a user's own sites."""
+
+
+def samples(seed: int, size: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(size) % 3)
+    return rng.normal(size=(size, 4)) + 2 * np.eye(3, 4)[y], y
+
+
+def network(*middle: nn.Module, width: int = 5) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        parts = OrderedDict(body=nn.Linear(4, width), middle=nn.Sequential(*middle, nn.Tanh()))
+        return nn.Sequential(OrderedDict(**parts, head=nn.Linear(width, 3)))
+
+
+POOL = fedmate.Pool(*samples(0, 60), *samples(1, 30))
+SITES = fedmate.Sites([samples(i + 2, 4 + 3 * i) for i in range(4)], test=samples(1, 30))
+MINE: dict[str, Any] = {"data": POOL, "model": network(), "classifier": "head"}
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """Return everything a run has written, but for what a clock wrote."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        match path.suffix:
+            case ".jsonl":
+                rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+                found[name] = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+            case ".json" if path.name == "summary.json":
+                summary = json.loads(path.read_text(encoding="utf-8"))
+                found[name] = {key: value for key, value in summary.items() if key != "seconds"}
+            case ".json" if path.name == "checkpoint.json":
+                found[name] = None
+            case _:
+                found[name] = path.read_bytes()
+    return found
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedmate", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0
+
+
+def settings(values: dict[str, Any]) -> list[str]:
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def refused(**options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        fedmate.run(**options)
+    return str(caught.value)
+
+
+# The names.
+
+
+def test_what_is_offered_is_sorted_and_there() -> None:
+    assert fedmate.__all__ == sorted(fedmate.__all__)
+    assert dir(fedmate) == fedmate.__all__
+    assert sorted([*fedmate._PLACES, "__version__"]) == fedmate.__all__
+    for name, place in fedmate._PLACES.items():
+        offered = getattr(fedmate, name)
+        assert offered is getattr(importlib.import_module(place), name)
+        assert offered.__doc__
+
+
+def test_another_name_is_not() -> None:
+    with pytest.raises(AttributeError, match="module `fedmate` has no attribute `ruin`"):
+        _ = fedmate.ruin
+
+
+def test_importing_the_package_and_its_errors_is_quick() -> None:
+    code = """
+import sys, fedmate
+assert fedmate.UserError and fedmate.DivergedError and dir(fedmate)
+print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "sklearn", "rich", "typer"}))
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "[]\n"
+
+
+# The same as the command.
+
+
+def test_run_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "command")
+    command(monkeypatch, "run", "--method", "fedmate", "--dataset", "digits", *settings(SMALL), "--out", out)
+    record = fedmate.run(method="fedmate", dataset="digits", set=SMALL, out=tmp_path / "function")
+    assert record.folder == tmp_path / "function"
+    assert content(record.folder) == content(tmp_path / "command")
+    assert fedmate.load(out).summary["accuracy"] == record.summary["accuracy"]
+
+
+def test_compare_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "command")
+    changes = {**SMALL, "rounds": 1, "method.personal_layers": 2}
+    command(monkeypatch, "run", "--method", "local", "--method", "fedper", *settings(changes), "--out", out)
+    records = fedmate.compare(["local", "fedper"], set=changes, out=str(tmp_path / "function"))
+    assert list(records) == ["local", "fedper"]
+    assert content(tmp_path / "function") == content(tmp_path / "command")
+    assert records["fedper"].config["method"]["personal_layers"] == 2
+
+
+def test_an_experiment_may_be_a_file_or_what_it_would_hold(tmp_path: Path) -> None:
+    text = 'seed = 4\n[method]\nname = "fedper"\npersonal_layers = 2\n[partition]\nname = "iid"\n'
+    (tmp_path / "e.toml").write_text(text, encoding="utf-8")
+    values = {"seed": 4, "method": {"name": "fedper", "personal_layers": 2}, "partition": {"name": "iid"}}
+    changes = {**SMALL, "rounds": 1}
+    ways: list[Any] = [tmp_path / "e.toml", str(tmp_path / "e.toml"), values]
+    records = [fedmate.run(way, set=changes, out=tmp_path / str(i)) for i, way in enumerate(ways)]
+    assert content(records[0].folder) == content(records[1].folder) == content(records[2].folder)
+    assert (records[0].config["seed"], records[0].config["partition"]["name"]) == (4, "iid")
+    assert values == {"seed": 4, "method": {"name": "fedper", "personal_layers": 2}, "partition": {"name": "iid"}}
+
+
+def test_words_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "quiet")
+    assert capsys.readouterr() == ("", "")
+    fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "loud", progress=True)
+    said = capsys.readouterr().out
+    assert "Note: `training.batch_size` is 50" in said
+    assert "local: round 1/1" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"method": "fedrpe"}, "`method.name`: "),
+        ({"set": {"rounds": "ten"}}, "`rounds` in set is the string 'ten'; it must be a whole number."),
+        ({"set": {"a.b.c": 1}}, "`set` got `a.b.c=1`; write `key=value` or `section.key=value`."),
+        ({"set": {"method": "x"}}, "`method` in set is 'x'; it is a section: write `[method]` and keys."),
+        ({"experiment": {"rnds": 1}}, "`rnds` in the experiment is not a key; did you mean `rounds`?"),
+        ({"experiment": "nowhere.toml"}, "`nowhere.toml` does not exist; give the path of an experiment's TOML file."),
+        ({"out": "here", "resume": "there"}, "`out` begins a new run and `resume` goes on with an old one; give one"),
+        ({"resume": "nowhere"}, "`nowhere` holds no record: it does not exist; give the folder of a run."),
+    ],
+)
+def test_mistakes_are_user_errors_of_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    assert refused(**options).startswith(sentence)
+
+
+# A user's own data and network.
+
+
+def test_your_own_pool_and_network(tmp_path: Path) -> None:
+    record = fedmate.run(method="fedavg", set={**OWN, "rounds": 8}, out=tmp_path / "run", **MINE)
+    accuracy = record.accuracy()
+    assert accuracy is not None
+    assert accuracy > 60
+    assert record.summary["dataset"] == "given"
+    assert sum(row["samples"] for row in record.clients) == 30
+
+
+def test_your_own_sites_are_the_clients(tmp_path: Path) -> None:
+    options = {**MINE, "data": SITES}
+    record = fedmate.run(method="fedmate", set=AS_THEY_ARE, out=tmp_path / "run", **options)
+    assert [row["samples"] for row in record.clients] == [4, 7, 10, 13]
+    assert record.config["partition"] == {"name": "given", "clients": 4}
+
+
+def test_a_pool_without_a_test_part_leaves_what_no_client_gets(tmp_path: Path) -> None:
+    mine = {**MINE, "data": fedmate.Pool(*samples(0, 60))}
+    record = fedmate.run(method="local", set={**OWN, "rounds": 1}, out=tmp_path / "run", **mine)
+    assert sum(row["samples"] for row in record.clients) == 30
+    everything = {key: value for key, value in OWN.items() if key != "partition.examples"}
+    record = fedmate.run(method="local", set=everything, out=tmp_path / "other", **mine)
+    assert sum(row["samples"] for row in record.clients) == 48
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("sequential", "float32"), ("vectorised", "float64")])
+def test_batch_norm_and_dropout_are_welcome_and_the_callers_things_stay_as_they_are(
+    tmp_path: Path, backend: str, dtype: str
+) -> None:
+    module, (x, y) = network(nn.BatchNorm1d(5), nn.Dropout(0.3)), samples(0, 60)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}, x.copy(), y.copy()
+    numbers = torch.get_rng_state()
+    mine: dict[str, Any] = {"data": fedmate.Pool(x, y, x, y), "model": module, "classifier": "head"}
+    record = fedmate.run(
+        method="fedmate", set={**OWN, "backend": backend, "dtype": dtype}, out=tmp_path / "run", **mine
+    )
+    assert record.config["backend"] == backend
+    assert_close(dict(module.state_dict()), before[0], rtol=0, atol=0)
+    assert module.training
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert np.array_equal(x, before[1])
+    assert np.array_equal(y, before[2])
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_training_starts_from_the_networks_own_weights(tmp_path: Path) -> None:
+    """Without a step, the global model is the network as it came."""
+    settled = {**OWN, "training.learning_rate": 0.0, "training.weight_decay": 0.0}
+    record = fedmate.run(method="fedavg", set=settled, out=tmp_path / "run", **MINE)
+    x, y = samples(1, 30)
+    with torch.no_grad():
+        right = network()(torch.tensor(x, dtype=torch.float32)).argmax(1).numpy() == y
+    expected = np.mean([100 * right[y == k].mean() for k in range(3)])
+    assert record.accuracy("global") == pytest.approx(expected, abs=1e-9)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a tuple for data": ({"data": samples(0, 9)}, "`data` is a tuple; give `fedmate.Pool(x, y)`, or `fedmate.Sites"),
+    "a class for a network": ({**MINE, "model": nn.Linear}, "`model` is a type; give a `torch.nn.Module`, an instance"),
+    "no classifier": (
+        {"data": POOL, "model": network()},
+        "`model` needs `classifier`, the name of its last layer; probably it is `head`.",
+    ),
+    "no network": (
+        {"data": POOL, "classifier": "head"},
+        "`classifier` names the last layer of `model`, which is missing; give both.",
+    ),
+    "another layer": ({**MINE, "classifier": "body"}, "`classifier` must name the layer whose output is the module's"),
+    "no such layer": ({**MINE, "classifier": "tail"}, "`classifier` is `tail`, which names no layer of the module"),
+    "too many classes": (
+        {**MINE, "data": fedmate.Pool(*samples(0, 60), class_names="abcd")},
+        "`model` answers 2 sampl",
+    ),
+    "two data sets": ({**MINE, "dataset": "digits"}, "`dataset` is `digits`, but `data` is given, too; leave one of"),
+    "two data sets, set": (
+        {**MINE, "set": {**OWN, "dataset.name": "digits"}},
+        "`data` is given, but `dataset.name` is `digits`; leave one of them out.",
+    ),
+    "two networks": (
+        {**MINE, "set": {**OWN, "model.name": "digits_cnn"}},
+        "`model` is given, but `model.name` is `digits_cnn`; leave one of them out.",
+    ),
+    "a partition of sites": (
+        {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.name": "iid"}},
+        "`data` is given, but `partition.name` is `iid`; leave one of them out.",
+    ),
+    "fewer sites": (
+        {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.clients": 2}},
+        "`partition.clients` is 2, but `data` is 4 clients with samples of their own, which are taken as they are; ",
+    ),
+    "smaller sites": (
+        {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.examples": 2}},
+        "`partition.examples` is 2, but `data` is 4 clients with samples of their own, which are taken as they are; ",
+    ),
+    "the name alone": (
+        {"set": {"dataset.name": "given"}},
+        "`dataset.name` is `given`, arrays that were handed over in",
+    ),
+    "the network's name alone": (
+        {"data": POOL, "set": {**OWN, "model.name": "given"}},
+        "`model.name` is `given`, a network that was handed over in Python and is in no file; call `fedmate.run(...,",
+    ),
+    "a network for images": ({"data": POOL}, "`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_together_is_refused_and_nothing_written(tmp_path: Path, case: str) -> None:
+    options, sentence = BAD[case]
+    assert refused(**{"set": OWN, **options, "out": tmp_path / "run"}).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Going on.
+
+
+@pytest.fixture
+def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the folder of a run on the user's own that was stopped after its first round of three."""
+
+    def stop(self: Silence, done: int, headline: float | None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Silence, "round_done", stop)
+        with pytest.raises(KeyboardInterrupt):
+            fedmate.run(method="fedmate", set=OWN, out=tmp_path / "cut", **MINE)
+    return tmp_path / "cut"
+
+
+def test_a_run_goes_on_with_the_same_things(cut: Path, tmp_path: Path) -> None:
+    record = fedmate.load(cut)
+    assert (record.finished, len(record.metrics)) == (False, 1)
+    assert repr(record) == f"Record({str(cut)!r}: fedmate on given, 3 rounds, not finished)"
+    other_weights = network()
+    nn.init.zeros_(other_weights.get_parameter("body.weight"))
+    found = fedmate.run(resume=cut, **{**MINE, "model": other_weights})
+    whole = fedmate.run(method="fedmate", set=OWN, out=tmp_path / "whole", **MINE)
+    assert content(found.folder) == content(whole.folder)
+    assert record.finished
+    # Once more: there is nothing to do.
+    assert fedmate.run(resume=cut, **MINE).summary == found.summary
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call"),
+        ({"data": POOL}, "`model.name` is `given`, a network that was handed over in Python and is in no file; call"),
+        ({**MINE, "data": fedmate.Pool(*samples(5, 60))}, "`data` holds other samples than the run began with; give"),
+        ({**MINE, "data": SITES}, "`data` holds other samples than the run began with; give the same arrays."),
+        ({**MINE, "model": network(width=6)}, "`model` has another structure than the network the run began with; "),
+        ({**MINE, "model": network(nn.Dropout(0.1))}, "`model` has another structure than the network the run began"),
+        ({**MINE, "classifier": "body"}, "`classifier` is `body`, but the run began with `head`; give that one."),
+        ({**MINE, "data": samples(0, 60)}, "`data` is a tuple; give `fedmate.Pool(x, y)`, or `fedmate.Sites(...)`"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_things(cut: Path, options: dict[str, Any], sentence: str) -> None:
+    before = content(cut)
+    assert refused(resume=cut, **options).startswith(sentence)
+    assert content(cut) == before
+
+
+def test_a_comparison_goes_on_as_a_comparison(tmp_path: Path) -> None:
+    records = fedmate.compare(["local", "fedavg"], set={**OWN, "rounds": 1}, out=tmp_path / "both", **MINE)
+    again = fedmate.compare(resume=tmp_path / "both", **MINE)
+    assert {name: record.summary for name, record in again.items()} == {
+        name: record.summary for name, record in records.items()
+    }
+    assert "a comparison of 2 runs; use `fedmate.compare(resume=...)`" in refused(resume=tmp_path / "both", **MINE)
+
+
+# The record.
+
+
+def test_the_record_of_a_run(tmp_path: Path) -> None:
+    record = fedmate.run(method="fedmate", set=OWN, out=tmp_path / "run", **MINE)
+    assert [row["round"] for row in record.metrics] == [1, 2, 3]
+    assert len(record.rounds) == 3 * 3
+    last = record.metrics[-1]["accuracy"]
+    assert record.accuracy() == last["pre"]["balanced"]["mean"] == record.summary["headline"]["mean"]
+    assert record.accuracy("post", "own") == last["post"]["own"]["mean"]
+    assert record.clients[1]["pre_own"] == last["pre"]["own"]["clients"][1]
+    assert record.diagnostics(3)["clients/prototypes"].shape == (3, 3, 5)
+    assert (
+        repr(record) == f"Record({str(tmp_path / 'run')!r}: fedmate on given, 3 rounds, pre {record.accuracy():.2f} %)"
+    )
+
+
+def test_the_record_of_a_run_that_diverged_says_when(tmp_path: Path) -> None:
+    growing = {**OWN, "rounds": 9, "training.learning_rate": 1.0, "training.weight_decay": 1e6}
+    with pytest.raises(fedmate.DivergedError, match=r"^local: every client that took part diverged in round \d"):
+        fedmate.run(method="local", set=growing, out=tmp_path / "run", **MINE)
+    record = fedmate.load(tmp_path / "run")
+    assert record.finished
+    assert repr(record).endswith(f" %, diverged in round {len(record.metrics) + 1})")
+
+
+# The example.
+
+
+def test_the_example_is_short_and_runs(tmp_path: Path) -> None:
+    path = Path(__file__).parents[1] / "examples" / "your_model_and_data.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 30
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", path], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["fedmate", "fedavg"]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    for line in answer.stdout.splitlines():
+        record = fedmate.load(tmp_path / line.split()[-1])
+        assert f"{record.accuracy(test='own'):.1f} %" in line
+        assert f"{record.accuracy():.1f} %" in line

@@ -1,0 +1,406 @@
+"""The command that goes on with interrupted runs: what it says, what it refuses, and real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests import test_cli
+from tests.test_cli import Fedmate, lacking, refuse, snapshot
+
+from fedmate import cli, storage
+from fedmate.datasets import Arrays, Samples
+from fedmate.datasets.digits import Digits
+from fedmate.experiment import jobs
+from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.record import Record
+from fedmate.progress import Lines
+
+fedmate_ = test_cli.fedmate_
+
+SMALL = (
+    "rounds=4",
+    "partition.clients=3",
+    "partition.examples=10",
+    "training.epochs=1",
+    "model.width=8",
+    "eval_every=2",
+)
+
+
+def settings(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+RUN = ("run", "--method", "local", *settings(*SMALL))
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Put back what the command does with signals; whoever runs the tests may have told them to ignore some."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def few_digits(patch: pytest.MonkeyPatch) -> None:
+    """Let there be fewer digits: evaluation is what takes time here."""
+    load = Digits.load
+
+    def load_few(self: Digits) -> Arrays:
+        arrays = load(self)
+        return arrays._replace(train=Samples(arrays.train.x[:200], arrays.train.y[:200]))
+
+    patch.setattr(Digits, "load", load_few)
+
+
+@pytest.fixture
+def all_digits() -> None:
+    """All of them, as another process has them."""
+
+
+@pytest.fixture(autouse=True)
+def _few_digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "all_digits" not in request.fixturenames:
+        few_digits(monkeypatch)
+
+
+@pytest.fixture
+def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+    """Let something happen, once, when a round is done: `after(2, happens)`."""
+
+    def arrange(number: int, happens: Callable[[], object]) -> None:
+        original = Lines.round_done
+
+        def round_done(self: Lines, done: int, headline: float | None) -> None:
+            original(self, done, headline)
+            if done == number:
+                monkeypatch.setattr(Lines, "round_done", original)
+                happens()
+
+        monkeypatch.setattr(Lines, "round_done", round_done)
+
+    return arrange
+
+
+After = Callable[[int, Callable[[], object]], None]
+
+
+def strike(number: signal.Signals) -> Callable[[], object]:
+    return lambda: signal.raise_signal(number)
+
+
+def same_record(one: Path, other: Path) -> bool:
+    names = ("config.toml", "rounds.csv", "clients.csv")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+# -------------------- stopping and going on
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves_the_run_and_says_how_to_go_on(
+    fedmate_: Fedmate, tmp_path: Path, after: After, number: signal.Signals, status: int
+) -> None:
+    after(3, strike(number))
+    answer = fedmate_(*RUN, "--out", "a record")
+    assert answer.status == status
+    assert answer.err == (
+        "Stopped. a record is saved after round 3 of 4. Continue with: fedmate run --resume 'a record'\n"
+    )
+    assert "Records" not in answer.out
+    assert not Record(tmp_path / "a record").finished
+    again = fedmate_("run", "--resume", "a record")
+    assert (again.status, again.err) == (0, "")
+    lines = again.out.splitlines()
+    assert "local: continuing after round 3/4" in lines
+    assert any(re.match(r"local: round 4/4  accuracy [\d.]+ %  0 s left$", line) for line in lines)
+    assert lines[-1] == "Records: a record"
+    assert fedmate_(*RUN, "--out", "untouched").status == 0
+    assert same_record(tmp_path / "a record", tmp_path / "untouched")
+
+
+def test_a_full_disk_says_what_is_saved_and_how_to_go_on(
+    fedmate_: Fedmate, tmp_path: Path, after: After, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up() -> None:
+        monkeypatch.setattr(storage, "append", fail)
+
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    append = storage.append
+    after(3, fill_up)
+    answer = fedmate_(*RUN, "--set", "checkpoint_every=2", "--out", "record")
+    assert answer.status == 1
+    (sentence,) = answer.err.splitlines()
+    assert sentence == (
+        "Error: [Errno 28] No space left on device. record is saved after round 2 of 4. Continue with: "
+        "fedmate run --resume record"
+    )
+    monkeypatch.setattr(storage, "append", append)
+    assert fedmate_("run", "--resume", "record").status == 0
+    assert Record(tmp_path / "record").summary["rounds"] == 4
+
+
+def test_a_stopped_comparison_goes_on_and_prints_one_table(fedmate_: Fedmate, tmp_path: Path, after: After) -> None:
+    both = ("run", "--method", "local", "--method", "fedper", *settings(*SMALL))
+    # The first method is done, the second is not.
+    after(4, lambda: after(1, strike(signal.SIGINT)))
+    answer = fedmate_(*both, "--out", "both")
+    assert answer.status == 130
+    assert answer.err == (
+        "Stopped. both/fedper is saved after round 1 of 4. Continue with: fedmate run --resume both\n"
+    )
+    # What is finished is shown.
+    assert answer.out.count("*") == 2
+    again = fedmate_("run", "--resume", "both")
+    assert (again.status, again.err) == (0, "")
+    lines = again.out.splitlines()
+    assert lines[0] == "both/local is finished already: nothing to do."
+    assert [line.split()[0] for line in lines if "*" in line and "headline" not in line] == ["local", "fedper"]
+    assert lines[-1] == "Records: both/local, both/fedper"
+    assert fedmate_(*both, "--out", "untouched").status == 0
+    for name in ("local", "fedper"):
+        assert same_record(tmp_path / "both" / name, tmp_path / "untouched" / name)
+
+
+def test_a_finished_run_is_shown_and_left_alone(fedmate_: Fedmate, tmp_path: Path) -> None:
+    first = fedmate_(*RUN, "--out", "record")
+    before = snapshot(tmp_path)
+    again = fedmate_("run", "--resume", "record")
+    assert (again.status, again.err) == (0, "")
+    lines = again.out.splitlines()
+    assert lines[0] == "record is finished already: nothing to do."
+    table = [line for line in first.out.splitlines() if "*" in line]
+    assert [line for line in lines if "*" in line] == table
+    assert snapshot(tmp_path) == before
+
+
+def test_words_that_agree_may_stand_beside_resume(fedmate_: Fedmate, tmp_path: Path, after: After) -> None:
+    (tmp_path / "e.toml").write_text('rounds = 9\n[method]\nname = "local"\n', encoding="utf-8")
+    arguments = ("run", "e.toml", "--dataset", "digits", *settings(*SMALL))
+    after(2, strike(signal.SIGINT))
+    assert fedmate_(*arguments, "--out", "record").status == 130
+    answer = fedmate_(*arguments, "--resume", "record")
+    assert (answer.status, answer.err) == (0, "")
+    assert Record(tmp_path / "record").finished
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), cli.Terminated(143)], ids=["interrupt", "terminate"])
+def test_stopping_before_anything_is_written_leaves_nothing(
+    fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    def build(*_: object) -> object:
+        raise stop
+
+    monkeypatch.setattr(jobs, "build", build)
+    answer = fedmate_(*RUN, "--out", "record")
+    assert answer.status == (143 if isinstance(stop, cli.Terminated) else 130)
+    assert answer.err == "Stopped.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_was_ignored_stays_ignored(fedmate_: Fedmate, number: signal.Signals) -> None:
+    """As `nohup` asks for."""
+    signal.signal(number, signal.SIG_IGN)
+    assert fedmate_("--version").status == 0
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+# -------------------- what is refused
+
+
+def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+Case = tuple[list[str], Callable[[Path], object], list[str]]
+
+REFUSED: dict[str, Case] = {
+    "out and resume": (["--resume", "record", "--out", "new"], lambda _: None, ["`--out`", "`--resume`", "give one"]),
+    "nowhere": (["--resume", "nowhere"], lambda _: None, ["`nowhere` holds no record", "it does not exist"]),
+    "no run's folder": (["--resume", "."], lambda _: None, ["`.` holds no record", "it is not a run's folder"]),
+    "a file": (["--resume", "e.toml"], lambda _: None, ["`e.toml` holds no record", "it is not a run's folder"]),
+    "another method": (["--resume", "record", "--method", "fedper"], lambda _: None, ["a run of local, not of fedper"]),
+    "unknown method": (["--resume", "record", "--method", "locale"], lambda _: None, ["a run of local, not of locale"]),
+    "another setting": (["--resume", "record", "--set", "seed=1"], lambda _: None, ["`seed` 0, not 1"]),
+    "a longer run": (["--resume", "record", "--set", "rounds=9"], lambda _: None, ["`rounds` 4, not 9"]),
+    "unknown setting": (["--resume", "record", "--set", "sed=1"], lambda _: None, ["`sed`", "did you mean `seed`?"]),
+    "unknown data set": (["--resume", "record", "--dataset", "digit"], lambda _: None, ["`digit`", "`digits`"]),
+    "another file": (["e.toml", "--resume", "record"], lambda _: None, ["`rounds` 4, not 9"]),
+    "missing file": (["f.toml", "--resume", "record"], lambda _: None, ["`f.toml` does not exist"]),
+    "edited configuration": (
+        ["--resume", "record"],
+        lambda p: edit(p / "config.toml", lambda text: text.replace(b"seed = 0", b"seed = 1")),
+        ["`record` was run with another configuration", "put the original back"],
+    ),
+    "malformed configuration": (
+        ["--resume", "record"],
+        lambda p: (p / "config.toml").write_text("[method", encoding="utf-8"),
+        ["`record` was run with another configuration"],
+    ),
+    "no checkpoint": (
+        ["--resume", "record"],
+        lambda p: shutil.rmtree(p / "checkpoint"),
+        ["`record/checkpoint/checkpoint.json` is damaged or foreign", "it is missing", "`--out`"],
+    ),
+    "damaged manifest": (
+        ["--resume", "record"],
+        lambda p: edit(p / "checkpoint/checkpoint.json", flipped),
+        ["`record/checkpoint/checkpoint.json` is damaged or foreign"],
+    ),
+    "damaged start": (
+        ["--resume", "record"],
+        lambda p: edit(p / "checkpoint/initial.safetensors", flipped),
+        ["`record/checkpoint/initial.safetensors` is damaged or foreign", "its content has changed"],
+    ),
+    "damaged server": (
+        ["--resume", "record"],
+        lambda p: edit(p / "checkpoint/server-000002.safetensors", lambda data: data[:-1]),
+        ["`record/checkpoint/server-000002.safetensors` is damaged or foreign"],
+    ),
+    "damaged client": (
+        ["--resume", "record"],
+        lambda p: edit(p / "checkpoint/clients/000001-000002.safetensors", flipped),
+        ["`record/checkpoint/clients/000001-000002.safetensors` is damaged or foreign", "its content has changed"],
+    ),
+    "no client": (
+        ["--resume", "record"],
+        lambda p: (p / "checkpoint/clients/000001-000002.safetensors").unlink(),
+        ["`record/checkpoint/clients/000001-000002.safetensors` is damaged or foreign", "it is missing"],
+    ),
+    "short rounds": (
+        ["--resume", "record"],
+        lambda p: edit(p / "rounds.csv", lambda data: data[:-1]),
+        ["`record/rounds.csv` is damaged", "bytes, but"],
+    ),
+    "no metrics": (
+        ["--resume", "record"],
+        lambda p: (p / "metrics.jsonl").unlink(),
+        ["`record/metrics.jsonl` is damaged: 0 bytes, but"],
+    ),
+    "damaged environment": (
+        ["--resume", "record"],
+        lambda p: (p / "environment.json").write_text("{", encoding="utf-8"),
+        ["`record/environment.json` cannot be read"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after round 2, to be copied."""
+    folder = tmp_path_factory.mktemp("stopped") / "record"
+    with pytest.MonkeyPatch.context() as patch:
+        few_digits(patch)
+        original = Lines.round_done
+
+        def round_done(self: Lines, done: int, headline: float | None) -> None:
+            original(self, done, headline)
+            if done == 2:
+                raise KeyboardInterrupt
+
+        patch.setattr(Lines, "round_done", round_done)
+        patch.setattr(sys, "argv", ["fedmate", *RUN, "--out", str(folder)])
+        with pytest.raises(SystemExit):
+            cli.main()
+    assert Checkpoint(folder).standing.round == 2
+    return folder
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_continued_gets_one_sentence(
+    fedmate_: Fedmate, tmp_path: Path, stopped: Path, case: str
+) -> None:
+    shutil.copytree(stopped, tmp_path / "record")
+    (tmp_path / "e.toml").write_text('rounds = 9\n[method]\nname = "local"\n', encoding="utf-8")
+    arguments, damage, fragments = REFUSED[case]
+    damage(tmp_path / "record")
+    assert lacking(refuse(fedmate_, tmp_path, "run", *arguments), fragments) == []
+
+
+def test_what_is_copied_can_be_continued(fedmate_: Fedmate, tmp_path: Path, stopped: Path) -> None:
+    """Or the refusals would be for another reason."""
+    shutil.copytree(stopped, tmp_path / "elsewhere")
+    assert fedmate_("run", "--resume", "elsewhere").status == 0
+    assert Record(tmp_path / "elsewhere").finished
+
+
+# -------------------- real signals to a real process
+
+FEDMATE = str(Path(sys.executable).with_name("fedmate"))
+LONG = (*SMALL, "rounds=80", "eval_every=80", "checkpoint_every=50")
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while not happened():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("all_digits")
+def test_a_process_that_gets_a_signal_can_be_continued_by_another(
+    fedmate_: Fedmate, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONPATH")
+    process = subprocess.Popen(
+        [FEDMATE, "run", "--method", "local", *settings(*LONG), "--out", "record"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name not in unwanted},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs these tests in the background may have told their children to ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    rounds = tmp_path / "record" / "rounds.csv"
+    try:
+        wait_for(lambda: rounds.exists() and rounds.read_text(encoding="utf-8").count("\n") > 3, process)
+        # While it stands still, so that nothing changes: another process is kept out.
+        process.send_signal(signal.SIGSTOP)
+        sentence = refuse(fedmate_, tmp_path, "run", "--resume", "record")
+        assert lacking(sentence, ["`record` is being run by another process", "before you resume"]) == []
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status
+    said = re.fullmatch(
+        r"Stopped\. record is saved after round (\d+) of 80\. Continue with: fedmate run --resume record\n", err
+    )
+    assert said is not None, err
+    assert "Traceback" not in out
+    assert 1 <= int(said[1]) < 80
+    assert Checkpoint(tmp_path / "record").standing.round == int(said[1])
+    again = fedmate_("run", "--resume", "record")
+    assert (again.status, again.err) == (0, "")
+    assert f"local: continuing after round {said[1]}/80" in again.out
+    assert fedmate_("run", "--method", "local", *settings(*LONG), "--out", "untouched").status == 0
+    assert same_record(tmp_path / "record", tmp_path / "untouched")
+    summaries = [json.loads((tmp_path / name / "summary.json").read_bytes()) for name in ("record", "untouched")]
+    assert summaries[0].pop("seconds") > 0
+    assert summaries[1].pop("seconds") > 0
+    assert summaries[0] == summaries[1]

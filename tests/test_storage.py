@@ -1,0 +1,433 @@
+"""Files that survive being killed: all of it or nothing, never over another, and nothing left lying about."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedmate import storage
+from fedmate.storage import BusyError, Lock
+
+LONG = "x" * 240
+WIDE = "東" * 80
+"""As long as a name may nearly be: 240 bytes of 255."""
+
+ANY_NAME = pytest.mark.parametrize("name", ["a.json", "b" * 200, LONG, WIDE], ids=["short", "200", "long", "wide"])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Return everything below a folder, with the contents of files."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def one_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the operating system take a single byte of what it is given, and count how often it was asked."""
+    write, calls = os.write, list[int]()
+
+    def short(descriptor: int, data: memoryview) -> int:
+        calls.append(len(data))
+        return write(descriptor, bytes(data[:1]))
+
+    monkeypatch.setattr(os, "write", short)
+    return calls
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Let the disk hold `room` more bytes."""
+    write = os.write
+
+    def limited(descriptor: int, data: memoryview) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, bytes(data[:room]))
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", limited)
+
+
+# -------------------- one file
+
+
+@ANY_NAME
+@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.append])
+def test_a_new_file_holds_what_was_given(tmp_path: Path, name: str, write: Callable[[Path, bytes], None]) -> None:
+    write(tmp_path / name, b"a\r\nb\x00\xff")
+    assert tree(tmp_path) == {name: b"a\r\nb\x00\xff"}
+
+
+@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
+@pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 5000], ids=["empty", "one", "large"])
+def test_every_byte_arrives(tmp_path: Path, write: Callable[[Path, bytes], None], content: bytes) -> None:
+    write(tmp_path / "file", content)
+    assert tree(tmp_path) == {"file": content}
+
+
+@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
+def test_a_write_that_takes_a_part_is_carried_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
+) -> None:
+    calls = one_byte_at_a_time(monkeypatch)
+    write(tmp_path / "file", b"one by one")
+    assert calls == list(range(10, 0, -1))
+    assert tree(tmp_path) == {"file": b"one by one"}
+
+
+def test_a_torn_file_is_written_over_and_cut(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"torn, and longer than what follows")
+    storage.write(tmp_path / "file", b"whole")
+    assert tree(tmp_path) == {"file": b"whole"}
+
+
+@pytest.mark.parametrize(
+    ("write", "synced"), [(storage.write, 1), (storage.write_new, 2), (storage.replace, 2), (storage.append, 0)]
+)
+def test_what_is_promised_to_be_on_the_disk_is_brought_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None], synced: int
+) -> None:
+    """The file, and its folder where a name has changed."""
+    fsync, found = os.fsync, list[bool]()
+
+    def noted(descriptor: int) -> None:
+        found.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write(tmp_path / "file", b"content")
+    assert found == [False, True][:synced]
+
+
+@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_permissions_follow_the_umask(tmp_path: Path, write: Callable[[Path, bytes], None], mask: int) -> None:
+    with umask(mask):
+        write(tmp_path / "file", b"content")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
+
+
+# -------------------- never over another
+
+
+@pytest.mark.parametrize("kind", ["file", "empty file", "folder", "link", "dangling link"])
+def test_a_new_file_is_never_written_over_something(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "taken"
+    match kind:
+        case "file":
+            place.write_bytes(b"mine")
+        case "empty file":
+            place.touch()
+        case "folder":
+            place.mkdir()
+        case "link":
+            (tmp_path / "elsewhere").write_bytes(b"mine")
+            place.symlink_to("elsewhere")
+        case "dangling link":
+            place.symlink_to("nowhere")
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError):
+        storage.write_new(place, b"theirs")
+    assert tree(tmp_path) == before
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_new_file_on_a_full_disk_is_not_there_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, 3)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write_new(tmp_path / "file", b"content")
+    assert names(tmp_path) == []
+
+
+def test_a_new_file_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason, not that the temporary file is missing, which is its consequence."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        storage.write_new(tmp_path / "file", b"content")
+
+
+# -------------------- replace
+
+
+@ANY_NAME
+def test_a_replaced_file_has_the_new_content_and_no_companion(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"old and longer")
+    storage.replace(tmp_path / name, b"new")
+    assert tree(tmp_path) == {name: b"new"}
+    storage.replace(tmp_path / "fresh", b"first")
+    assert (tmp_path / "fresh").read_bytes() == b"first"
+    assert len(names(tmp_path)) == 2
+
+
+def test_who_has_the_old_file_open_keeps_it(tmp_path: Path) -> None:
+    """A reader sees the old content or the new one: the file is another one, not the same one rewritten."""
+    (tmp_path / "file").write_bytes(b"old content")
+    with (tmp_path / "file").open("rb") as reader:
+        storage.replace(tmp_path / "file", b"new")
+        assert reader.read() == b"old content"
+
+
+@pytest.mark.parametrize("room", [0, 1, 6])
+def test_a_disk_that_fills_up_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    full_disk(monkeypatch, room)
+    with pytest.raises(OSError, match="No space left"):
+        storage.replace(tmp_path / "file", b"content")
+    assert tree(tmp_path) == {"file": b"old"}
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_replacement_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, error: type[BaseException]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(os, operation, fail)
+    with pytest.raises(error):
+        storage.replace(tmp_path / "file", b"new")
+    monkeypatch.undo()
+    assert tree(tmp_path) == {"file": b"old"}
+
+
+def test_what_an_earlier_replacement_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "file.new").write_bytes(b"a half-written file, longer than the new one")
+    storage.replace(tmp_path / "file", b"new")
+    assert tree(tmp_path) == {"file": b"new"}
+
+
+# -------------------- growing files
+
+
+def test_what_is_appended_comes_last(tmp_path: Path) -> None:
+    for part in (b"one\n", b"", b"two\n"):
+        storage.append(tmp_path / "file", part)
+    storage.flush(tmp_path / "file")
+    assert tree(tmp_path) == {"file": b"one\ntwo\n"}
+
+
+def test_flushing_reaches_the_disk_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    flushed = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    storage.flush(tmp_path / "file")
+    assert flushed == [(tmp_path / "file").stat().st_ino]
+    assert tree(tmp_path) == {"file": b"content"}
+
+
+def test_a_missing_file_is_neither_flushed_nor_cut_nor_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        storage.flush(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        storage.truncate(tmp_path / "file", 0)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", [0, 3, 7])
+def test_a_file_is_cut_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    flushed = list[int]()
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    (tmp_path / "file").write_bytes(b"content")
+    storage.truncate(tmp_path / "file", size)
+    assert tree(tmp_path) == {"file": b"content"[:size]}
+    assert len(flushed) == 1
+    storage.append(tmp_path / "file", b"!")
+    assert tree(tmp_path) == {"file": b"content"[:size] + b"!"}
+
+
+def test_a_file_is_removed_if_it_is_there(tmp_path: Path) -> None:
+    for name in ("mine", "theirs"):
+        (tmp_path / name).touch()
+    storage.remove(tmp_path / "theirs")
+    storage.remove(tmp_path / "theirs")
+    assert names(tmp_path) == ["mine"]
+
+
+# -------------------- folders
+
+
+def fill(stage: Path) -> None:
+    (stage / "deep" / "down").mkdir(parents=True)
+    storage.write(stage / "deep" / "down" / "file", b"content")
+
+
+@ANY_NAME
+def test_a_folder_takes_its_name_when_all_is_there(tmp_path: Path, name: str) -> None:
+    with storage.staged(tmp_path / "new" / name) as stage:
+        assert stage.parent == tmp_path / "new"
+        fill(stage)
+        assert not (tmp_path / "new" / name).exists()
+    assert tree(tmp_path / "new") == {
+        name: None,
+        f"{name}/deep": None,
+        f"{name}/deep/down": None,
+        f"{name}/deep/down/file": b"content",
+    }
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
+def test_an_exception_on_the_way_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    def fail(stage: Path) -> None:
+        fill(stage)
+        raise error
+
+    with pytest.raises(error), storage.staged(tmp_path / "folder") as stage:
+        fail(stage)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["full folder", "file", "link", "dangling link"])
+def test_a_folder_never_takes_the_place_of_something(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "taken"
+    match kind:
+        case "full folder":
+            place.mkdir()
+            (place / "file").write_bytes(b"mine")
+        case "file":
+            place.write_bytes(b"mine")
+        case "link":
+            (tmp_path / "elsewhere").mkdir()
+            place.symlink_to("elsewhere")
+        case "dangling link":
+            place.symlink_to("nowhere")
+    before = tree(tmp_path)
+    with pytest.raises(OSError, match="taken"), storage.staged(place) as stage:
+        fill(stage)
+    assert tree(tmp_path) == before
+
+
+def test_two_that_want_one_name_get_it_once(tmp_path: Path) -> None:
+    def both() -> None:
+        with storage.staged(tmp_path / "folder") as mine, storage.staged(tmp_path / "folder") as theirs:
+            storage.write(mine / "file", b"mine")
+            storage.write(theirs / "file", b"theirs")
+
+    with pytest.raises(OSError, match="folder"):
+        both()
+    assert tree(tmp_path) == {"folder": None, "folder/file": b"theirs"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_folders_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        with storage.staged(tmp_path / "folder") as stage:
+            fill(stage)
+        assert os.umask(mask) == mask, "the umask stays what it was"
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o777 & ~mask
+
+
+def test_every_folder_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = list[str]()
+    rename = os.rename
+
+    def renamed(source: Path, target: Path) -> None:
+        happened.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(storage, "sync_folder", lambda folder: happened.append(folder.name))
+    with storage.staged(tmp_path / "folder") as stage:
+        fill(stage)
+    before, after = happened[: happened.index("rename")], happened[happened.index("rename") + 1 :]
+    assert sorted(before) == sorted([stage.name, "deep", "down"])
+    assert after == [tmp_path.name]
+
+
+# -------------------- locks
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedmate.storage import Lock
+with Lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Let another process hold a lock."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_lock_another_process_holds_is_busy_until_that_process_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with held_elsewhere(path) as process:
+        for _ in range(2):
+            with pytest.raises(BusyError, match="lock"):
+                Lock(path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with Lock(path):
+            pass
+
+
+def test_a_lock_is_held_once_until_it_is_released(tmp_path: Path) -> None:
+    with Lock(tmp_path / "lock"), pytest.raises(BusyError):
+        Lock(tmp_path / "lock")
+    with Lock(tmp_path / "lock"):
+        pass
+    assert names(tmp_path) == ["lock"]
+
+
+def test_a_lock_is_released_by_an_exception(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="inside"), Lock(tmp_path / "lock"):
+        raise ValueError("inside")
+    with Lock(tmp_path / "lock"):
+        pass
+
+
+def test_a_lock_is_kept_while_its_folder_takes_its_name(tmp_path: Path) -> None:
+    with storage.staged(tmp_path / "run") as stage:
+        lock = Lock(stage / "lock")
+    with lock, pytest.raises(BusyError):
+        Lock(tmp_path / "run" / "lock")
+
+
+def test_a_busy_lock_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        pytest.skip("no /proc here")
+    with Lock(tmp_path / "lock"):
+        before = len(list(folder.iterdir()))
+        for _ in range(5):
+            with pytest.raises(BusyError):
+                Lock(tmp_path / "lock")
+        assert len(list(folder.iterdir())) == before
