@@ -171,6 +171,20 @@ def test_a_new_file_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: py
         storage.write_new(tmp_path / "file", b"content")
 
 
+@pytest.mark.parametrize("error", [PermissionError, NotImplementedError])
+def test_a_file_system_without_links_gets_its_files_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "link", refuse)
+    storage.write_new(tmp_path / "file", b"content")
+    with pytest.raises(FileExistsError):
+        storage.write_new(tmp_path / "file", b"other")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"content"}
+
+
 # -------------------- replace
 
 

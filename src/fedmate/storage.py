@@ -37,8 +37,12 @@ def write_new(path: Path, data: bytes) -> None:
     temporary = _temporary(path)
     try:
         write(temporary, data)
-        # A link, unlike a rename, fails where something exists.
-        os.link(temporary, path)
+        try:
+            # A link, unlike a rename, fails where something exists.
+            os.link(temporary, path)
+        except (PermissionError, NotImplementedError):
+            # A file system without links, such as a memory stick's: a kill may leave a part here, but nothing is lost.
+            _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=True)
     finally:
         remove(temporary)
     sync_folder(path.parent)

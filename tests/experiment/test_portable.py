@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 import fedmate
 from fedmate.core.layers import drop_statistics
@@ -170,7 +170,19 @@ def test_samples_that_cannot_be_read(x: Any, found: str) -> None:
 def test_a_network_that_cannot_answer() -> None:
     assert "cannot be answered by this network" in sentence(make_given("dropped").predict, np.zeros((1, 4)))
     model = replace(make(), card=replace(DIGITS, class_names=("a", "b")))
-    assert "of shape [6, 10] from a model of 2 classes" in sentence(model.predict, pixels())
+    assert "an answer [6, 10] torch.float32 from a model of 2 classes" in sentence(model.predict, pixels())
+
+
+class Sure(nn.Module):
+    """Answers that a class is impossible."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, 0], torch.full_like(x[:, 0], -torch.inf)], 1)
+
+
+def test_a_class_may_be_impossible() -> None:
+    model = replace(make_given(), module=Sure())
+    assert model.predict(np.ones((3, 4))).probabilities.tolist() == [[1.0, 0.0]] * 3
 
 
 # -------------------- files

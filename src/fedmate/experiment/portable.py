@@ -100,27 +100,19 @@ class PortableModel:
         """
         name, values = ("x", x) if not isinstance(x, str | Path) else (str(x), read_array(Path(x)))
         samples = as_samples(name, as_numbers(name, values), self.card.input_shape)
-        chunks = [samples[start : start + CHUNK] for start in range(0, len(samples), CHUNK)]
-        try:
-            with torch.no_grad():
-                logits = torch.cat([self.module(self._tensor(chunk)) for chunk in chunks])
-                probabilities = logits.softmax(-1).numpy()
-        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise UserError(f"`{name}` cannot be answered by this network ({reason}); give other samples.") from error
-        if probabilities.shape != (len(samples), len(self.card.class_names)):
-            answer, classes = list(probabilities.shape), len(self.card.class_names)
-            raise UserError(
-                f"`{name}` got an answer of shape {answer} from a model of {classes} classes; export it again."
-            )
-        odd = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+        logits = self._logits(name, samples)
+        probabilities = logits.softmax(-1)
+        odd = (~torch.isfinite(probabilities).all(1)).nonzero()
         if len(odd):
-            raise UserError(f"`{name}` makes the network overflow at sample {odd[0]}; check the scale of its numbers.")
-        labels = probabilities.argmax(axis=1)
-        return Predictions(labels, [self.card.class_names[label] for label in labels], probabilities)
+            raise UserError(
+                f"`{name}` makes the network overflow at sample {int(odd[0])}; check the scale of its numbers."
+            )
+        labels = logits.argmax(-1).numpy()
+        return Predictions(labels, [self.card.class_names[label] for label in labels], probabilities.numpy())
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""
+        path = Path(path)
         check_target(path)
         if isinstance(self.module, Program):
             raise UserError(f"`{path}` would be a copy of a `.pt2` file, which cannot be taken apart; copy that file.")
@@ -136,6 +128,21 @@ class PortableModel:
         who = f"client {origin['client']}" if isinstance(origin.get("client"), int) else origin.get("client")
         made = f"{origin.get('method')} on {origin.get('dataset')}, {who}, round {origin.get('round')}"
         return f"PortableModel({self.architecture['name']}: {made})"
+
+    def _logits(self, name: str, samples: NDArray[Any]) -> Tensor:
+        """Return the network's answers, asked some samples at a time, as in a run's evaluation."""
+        chunks = [samples[start : start + CHUNK] for start in range(0, len(samples), CHUNK)]
+        try:
+            with torch.no_grad():
+                logits = torch.cat([self.module(self._tensor(chunk)) for chunk in chunks])
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise UserError(f"`{name}` cannot be answered by this network ({reason}); give other samples.") from error
+        classes = len(self.card.class_names)
+        if logits.shape != (len(samples), classes) or not logits.is_floating_point():
+            answer = f"{list(logits.shape)} {logits.dtype}"
+            raise UserError(f"`{name}` got an answer {answer} from a model of {classes} classes; export it again.")
+        return logits
 
     def _tensor(self, samples: NDArray[Any]) -> Tensor:
         # What is too large for the network's precision is found in its answer.
