@@ -18,8 +18,8 @@ from fedmate import storage
 from fedmate.storage import BusyError, Lock
 
 LONG = "x" * 240
-WIDE = "東" * 80
-"""As long as a name may nearly be: 240 bytes of 255."""
+WIDE = "東" * 83
+"""As long as a name may nearly be: 249 bytes of 255."""
 
 ANY_NAME = pytest.mark.parametrize("name", ["a.json", "b" * 200, LONG, WIDE], ids=["short", "200", "long", "wide"])
 

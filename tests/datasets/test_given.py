@@ -103,7 +103,7 @@ POOLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "labels in a table": ((X, [Y]), {}, "`y` has the shape (1, 3); give one label for each sample, at least one."),
     "too few samples": ((X[:2], Y), {}, "`x` has the shape (2, 2) for 3 labels; give `[samples, ...]`, one per label."),
     "samples in a line": (([1.0, 2.0], [0, 1]), {}, "`x` has the shape (2,) for 2 labels; give `[samples, ...]`"),
-    "not finite": ((NAN, Y), {}, "`x` holds numbers that are not finite; replace them first."),
+    "not finite": ((NAN, Y), {}, "`x` is nan at [0, 1]; replace what is not a finite number first."),
     "fractions for labels": ((X, [0, 0.5, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2"),
     "NaN for a label": ((X, [0, float("nan"), 1]), {}, "`y` must hold whole numbers from 0; number the classes"),
     "labels below 0": ((X, [0, -1, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2, ..."),
@@ -118,7 +118,7 @@ POOLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     ),
     "half a test": ((X, Y, X), {}, "`test_x` and `test_y` belong together; give both, or neither."),
     "the other half": ((X, Y, None, Y), {}, "`test_x` and `test_y` belong together; give both, or neither."),
-    "bad test": ((X, Y, NAN, Y), {}, "`test_x` holds numbers that are not finite; replace them first."),
+    "bad test": ((X, Y, NAN, Y), {}, "`test_x` is nan at [0, 1]; replace what is not a finite number first."),
     "bad test labels": ((X, Y, X, [0, 1]), {}, "`test_x` has the shape (3, 2) for 2 labels; give `[samples, ...]`"),
     "test of another shape": (
         (X, Y, [[1.0]], [0]),
@@ -157,7 +157,7 @@ SITES: dict[str, tuple[Any, Any, str]] = {
     "bad samples": (
         [(X, Y), (NAN, Y)],
         (X, Y),
-        "`clients[1].x` holds numbers that are not finite; replace them first.",
+        "`clients[1].x` is nan at [0, 1]; replace what is not a finite number first.",
     ),
     "bad labels": ([(X, Y), (X, [0, 1, -1])], (X, Y), "`clients[1].y` must hold whole numbers from 0; number the"),
     "bad test": ([(X, Y)], (X, [0, 1]), "`test.x` has the shape (3, 2) for 2 labels; give `[samples, ...]`, one per"),

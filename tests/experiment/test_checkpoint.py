@@ -519,6 +519,14 @@ def test_damage_is_found_and_the_file_is_named(folder: Path, case: str) -> None:
     assert "\n" not in sentence
 
 
+@pytest.mark.parametrize("name", [SERVER, SEVEN])
+def test_a_missing_state_is_found_before_any_is_read(folder: Path, name: str) -> None:
+    Checkpoint(folder).check_all()
+    (folder / "checkpoint" / name).unlink()
+    with pytest.raises(UserError, match=f"{name}` is damaged or foreign: it is missing"):
+        Checkpoint(folder).check_all()
+
+
 @pytest.mark.parametrize("name", [SERVER, SEVEN, "initial.safetensors"])
 def test_flipped_bits_all_over_a_state_are_found(folder: Path, name: str) -> None:
     path = folder / "checkpoint" / name

@@ -93,9 +93,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def raw_digits(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the test split of a run on digits as the data set has it: pixels are whole numbers."""
     test = build(stored_experiment(folder)).federation.test
-    pixels = np.rint(test.x.numpy().astype(np.float64) * 6.017 + 4.884)
+    pixels = np.rint(test.x.cpu().numpy().astype(np.float64) * 6.017 + 4.884)
     assert set(np.unique(pixels)) == set(range(17))
-    return pixels, test.y.numpy()
+    return pixels, test.y.cpu().numpy()
 
 
 def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:

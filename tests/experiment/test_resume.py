@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from fedmate import storage
-from fedmate.backends import BACKENDS
+from fedmate.backends import BACKENDS, Backend
+from fedmate.backends.base import Round
+from fedmate.core import Tree
 from fedmate.core.options import options_of
 from fedmate.core.serialise import digest, unpack
 from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
@@ -546,6 +548,31 @@ def test_an_interruption_between_any_two_lines_leaves_a_folder_that_goes_on(
     assert Checkpoint(folder).standing.round >= len(diary.rounds), strike.place
     go_on(folder)
     assert outcome(folder) == untouched("fedmate", "backend=sequential"), strike.place
+
+
+@pytest.mark.parametrize("backend", BACKENDS.names())
+def test_an_interruption_after_training_saves_what_clients_held_before_it(
+    tmp_path: Path, untouched: Untouched, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Everybody took part in rounds that are not saved, and was trained once more when the evaluation is struck."""
+    folder, settings = tmp_path / "run", (f"backend={backend}", "participation=1.0")
+    cls, evaluated = BACKENDS[backend], list[int]()
+    view = cls.view
+
+    def struck(self: Backend, server: Tree, task: Round) -> Tree:
+        evaluated.append(task.number)
+        if task.number == 3:
+            raise KeyboardInterrupt
+        return view(self, server, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, "view", struck)
+        with pytest.raises(KeyboardInterrupt):
+            go(ask("fedper", settings=settings), folder)
+    assert evaluated[-2:] == [1, 3]
+    assert Checkpoint(folder).standing.round == 3
+    go_on(folder)
+    assert outcome(folder) == untouched("fedper", *settings)
 
 
 # -------------------- what can be continued, and what not

@@ -130,15 +130,13 @@ def _pair(name: str, pair: tuple[ArrayLike, ArrayLike]) -> Samples:
 
 
 def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
-    inputs, labels = _numbers(x_name, x), _numbers(y_name, y)
+    inputs, labels = as_numbers(x_name, x), as_numbers(y_name, y)
     if labels.ndim != 1 or not len(labels):
         raise UserError(f"`{y_name}` has the shape {labels.shape}; give one label for each sample, at least one.")
     if inputs.ndim < 2 or len(inputs) != len(labels):
         raise UserError(
             f"`{x_name}` has the shape {inputs.shape} for {len(labels)} labels; give `[samples, ...]`, one per label."
         )
-    if not np.isfinite(inputs).all():
-        raise UserError(f"`{x_name}` holds numbers that are not finite; replace them first.")
     if not np.array_equal(labels, np.floor(labels)) or labels.min() < 0:
         raise UserError(f"`{y_name}` must hold whole numbers from 0; number the classes 0, 1, 2, ...")
     if inputs.dtype != np.float64:
@@ -147,15 +145,22 @@ def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
     return Samples(np.array(inputs, order="C"), labels.astype(np.int64))
 
 
-def _numbers(name: str, values: ArrayLike) -> NDArray[Any]:
+def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Return values as an array of finite numbers, or raise `UserError` about what is called `name`."""
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        # numpy knows the types of 4 and 8 bytes only.
+        values = (values.float() if values.is_floating_point() and values.element_size() < 4 else values).numpy()
     try:
         array = np.asarray(values)
     except ValueError:
         raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
     if array.dtype.kind not in "biuf":
         raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
+    finite = np.isfinite(array)
+    if not finite.all():
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace what is not a finite number first.")
     return array
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fedmate.datasets.given import ArrayLike
+from fedmate.datasets.given import as_numbers
 from fedmate.errors import UserError
 
 NAMES = ("x", "test_x")
@@ -88,25 +87,6 @@ def read_table(path: Path) -> Table:
         if len(row) != width:
             raise UserError(f"`{path}` has {len(row)} cells in row {line}, {width} above it; give all rows one length.")
     return Table(path, header, [row for _, row in numbered], [line for line, _ in numbered])
-
-
-def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
-    """Return values as an array of finite numbers, or raise `UserError` about what is called `name`."""
-    if isinstance(values, torch.Tensor):
-        # numpy has no type for some of torch's, all of which fit into this one.
-        floating = values.dtype.is_floating_point
-        values = values.detach().cpu().to(torch.float64 if floating else values.dtype).numpy()
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
-    finite = np.isfinite(array)
-    if not finite.all():
-        place = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace what is not a finite number first.")
-    return array
 
 
 def as_samples(name: str, x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

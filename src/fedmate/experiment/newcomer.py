@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.datasets import Samples, hold_back
-from fedmate.datasets.given import Pool
+from fedmate.datasets.given import Pool, as_numbers
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.card import Card
-from fedmate.experiment.inputs import Table, as_numbers, as_samples, read_arrays, read_table
+from fedmate.experiment.inputs import Table, as_samples, read_arrays, read_table
 
 LABEL = "label"
 """The column of a CSV file that holds the classes."""

@@ -27,13 +27,13 @@ from fedmate.core.layers import drop_statistics
 from fedmate.core.measure import CHUNK
 from fedmate.core.serialise import DamagedError
 from fedmate.datasets import Normalisation
-from fedmate.datasets.given import ArrayLike
+from fedmate.datasets.given import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
 from fedmate.experiment.card import Card
 from fedmate.experiment.config import Layer, resolve
 from fedmate.experiment.given import structure
-from fedmate.experiment.inputs import as_numbers, as_samples, read_array
+from fedmate.experiment.inputs import as_samples, read_array
 from fedmate.experiment.program import Program
 from fedmate.models import MODELS
 
