@@ -190,6 +190,13 @@ def test_a_finished_run_is_shown_and_left_alone(fedmate_: Fedmate, tmp_path: Pat
     assert snapshot(tmp_path) == before
 
 
+def test_a_run_that_diverged_is_finished_and_says_why(fedmate_: Fedmate) -> None:
+    assert fedmate_(*RUN, "--set", "training.learning_rate=1e30", "--out", "record").status == 3
+    answer = fedmate_("run", "--resume", "record")
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out == "record is finished already (it diverged in round 1): nothing to do.\n"
+
+
 def test_words_that_agree_may_stand_beside_resume(fedmate_: Fedmate, tmp_path: Path, after: After) -> None:
     (tmp_path / "e.toml").write_text('rounds = 9\n[method]\nname = "local"\n', encoding="utf-8")
     arguments = ("run", "e.toml", "--dataset", "digits", *settings(*SMALL))

@@ -195,12 +195,15 @@ def _console() -> Console:
 def _run_all(jobs: list[Job], folder: Path) -> None:
     """Run what is not finished, and print one table of all."""
     from fedmate.experiment.jobs import run_jobs
+    from fedmate.experiment.record import Record
     from fedmate.progress import Display
 
     console = _console()
     for job in jobs:
         if job.built is None:
-            console.out(f"{job.folder} is finished already: nothing to do.", highlight=False)
+            diverged_in = Record(job.folder).summary["diverged_in_round"]
+            how = "" if diverged_in is None else f" (it diverged in round {diverged_in})"
+            console.out(f"{job.folder} is finished already{how}: nothing to do.", highlight=False)
     with Display(console) as display:
         display.notes(note for job in jobs for note in job.notes)
         try:

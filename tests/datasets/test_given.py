@@ -105,7 +105,7 @@ POOLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "samples in a line": (([1.0, 2.0], [0, 1]), {}, "`x` has the shape (2,) for 2 labels; give `[samples, ...]`"),
     "not finite": ((NAN, Y), {}, "`x` is nan at [0, 1]; replace what is not a finite number first."),
     "fractions for labels": ((X, [0, 0.5, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2"),
-    "NaN for a label": ((X, [0, float("nan"), 1]), {}, "`y` must hold whole numbers from 0; number the classes"),
+    "NaN for a label": ((X, [0, float("nan"), 1]), {}, "`y` is nan at [1]; replace what is not a finite number first."),
     "labels below 0": ((X, [0, -1, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2, ..."),
     "labels that are names": ((X, ["a", "b", "c"]), {}, "`y` holds <U1 values; give an array of numbers."),
     "samples that are names": (([["a"]] * 3, Y), {}, "`x` holds <U1 values; give an array of numbers."),

@@ -118,6 +118,7 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
     if Record(folder).finished:
         return Job(folder, None, [])
     checkpoint = Checkpoint(folder)
+    checkpoint.check_all()
     try:
         built = build(stored_experiment(folder), given, checkpoint.initial()[0])
     except DamagedError as error:
