@@ -298,12 +298,12 @@ REFUSED: dict[str, Case] = {
     "short rounds": (
         ["--resume", "record"],
         lambda p: edit(p / "rounds.csv", lambda data: data[:-1]),
-        ["`record/rounds.csv` is damaged", "bytes, but"],
+        ["`record/rounds.csv` is damaged: it does not begin with the"],
     ),
     "no metrics": (
         ["--resume", "record"],
         lambda p: (p / "metrics.jsonl").unlink(),
-        ["`record/metrics.jsonl` is damaged: 0 bytes, but"],
+        ["`record/metrics.jsonl` is damaged: it does not begin with the"],
     ),
     "damaged environment": (
         ["--resume", "record"],

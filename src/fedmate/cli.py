@@ -128,8 +128,7 @@ def predict(
     to: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="New file for the answers.")] = None,
 ) -> None:
     """Tell the class of each sample and how probable it is, as CSV."""
-    from fedmate import storage
-    from fedmate.experiment.portable import check_new, load_model
+    from fedmate.experiment.portable import check_new, load_model, write_for_user
 
     if to is not None:
         if to.suffix != ".csv":
@@ -139,7 +138,7 @@ def predict(
     if to is None:
         typer.echo(answers, nl=False)
     else:
-        storage.write_new(to, answers.encode())
+        write_for_user(to, answers.encode())
 
 
 @app.command(cls=_Command)
@@ -201,7 +200,7 @@ def _run_all(jobs: list[Job], folder: Path) -> None:
     console = _console()
     for job in jobs:
         if job.built is None:
-            diverged_in = Record(job.folder).summary["diverged_in_round"]
+            diverged_in = Record(job.folder).summary.get("diverged_in_round")
             how = "" if diverged_in is None else f" (it diverged in round {diverged_in})"
             console.out(f"{job.folder} is finished already{how}: nothing to do.", highlight=False)
     with Display(console) as display:
@@ -212,6 +211,12 @@ def _run_all(jobs: list[Job], folder: Path) -> None:
             stopped: KeyboardInterrupt | OSError | None = error
         else:
             stopped = None
+    gone = next((job.folder for job in jobs if not job.folder.exists()), None)
+    if gone is not None:
+        raise UserError(
+            f"`{gone}` is gone: it was moved or deleted while it was being run; if you moved it, continue with "
+            "`fedmate run --resume` and its new place."
+        )
     _print_results(console, [job.folder for job in jobs])
     if stopped is not None:
         raise _say_how_to_continue(stopped, jobs, folder)
@@ -237,7 +242,7 @@ def _print_results(console: Console, folders: list[Path]) -> None:
     from fedmate.report.tables import comparison, newcomers
 
     summaries = [record.summary for record in map(Record, folders) if record.finished]
-    ended = [summary for summary in summaries if summary["diverged_in_round"] is None]
+    ended = [summary for summary in summaries if summary.get("diverged_in_round") is None]
     if not ended:
         return
     for table in (comparison(ended), newcomers(ended)):
@@ -288,7 +293,7 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        typer.echo(f"Error: {_one_line(str(error))}; what was recorded until then is intact.", err=True)
+        typer.echo(f"Error: {_one_line(str(error))}.", err=True)
         sys.exit(1)
     except KeyboardInterrupt as error:
         sys.exit(_say_stopped(error))

@@ -41,8 +41,8 @@ def server_state(version: int) -> Tree:
 
 
 def standing(done: int) -> Standing:
-    sizes = {"rounds.csv": 100 * done, "metrics.jsonl": 10 * done}
-    return Standing(done, done / 4, {"extractor": done}, {}, {"left_out": 0, "diverged_in_round": None}, sizes)
+    files = {"rounds.csv": {"bytes": 100 * done, "sha256": "00"}, "metrics.jsonl": {"bytes": 10 * done, "sha256": "ff"}}
+    return Standing(done, done / 4, {"extractor": done}, {}, {"left_out": 0, "diverged_in_round": None}, files)
 
 
 def create(folder: Path, config: str = CONFIG) -> Checkpoint:
@@ -203,7 +203,9 @@ def test_numbers_that_outgrow_their_names_come_back(tmp_path: Path) -> None:
 
 
 def test_a_manifest_comes_back() -> None:
-    manifest = Manifest("x" * 64, Standing(3, 0.1 + 0.2, {"a": 2**60}, {"東": 1}, {"left_out": None}, {"f": 0}), [0, 3])
+    manifest = Manifest(
+        "x" * 64, Standing(3, 0.1 + 0.2, {"a": 2**60}, {"東": 1}, {"left_out": None}, {"f": {"bytes": 0}}), [0, 3]
+    )
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import struct
 from collections import OrderedDict
 from dataclasses import replace
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 import fedmate
 from fedmate.core.layers import drop_statistics
 from fedmate.core.measure import CHUNK
+from fedmate.core.serialise import digest
 from fedmate.datasets import Normalisation
 from fedmate.datasets.digits import NORMALISATION
 from fedmate.errors import UserError
@@ -213,7 +216,7 @@ def test_safetensors_are_a_state_dict_for_plain_pytorch(tmp_path: Path) -> None:
     assert torch.equal(plain(x), model.module(x))
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert list(file.metadata()) == ["fedmate"]
-        note = json.loads(file.metadata()["fedmate"])
+        note = json.loads(json.loads(file.metadata()["fedmate"])["note"])
     assert (note["format"], note["origin"], note["architecture"]["name"]) == (1, ORIGIN, "digits_cnn")
     assert note["card"]["normalisation"] == {"mean": [4.884], "std": [6.017]}
 
@@ -311,17 +314,18 @@ WRONG_NOTES: dict[str, tuple[Any, str]] = {
     "option of another type": (note(architecture={"name": "digits_cnn", "options": {"width": "8"}}), "`model.width`"),
     "huge": (note(architecture={"name": "digits_cnn", "options": {"width": 10**15}}), "its network cannot be built"),
     "options are a list": (note(architecture={"name": "digits_cnn", "options": [1]}), "its description makes no sense"),
-    "a list": ([1, 2], "its description is not fedmate's"),
-    "deep": ("[" * 100_000, "its description is not fedmate's"),
-    "no JSON": ("{", "its description is not fedmate's"),
+    "a list": ([1, 2], "it is not a file of fedmate's"),
+    "deep": ("[" * 100_000, "it is not a file of fedmate's"),
+    "no JSON": ("{", "it is not a file of fedmate's"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG_NOTES)
 def test_descriptions_that_make_no_sense(tmp_path: Path, case: str) -> None:
     content, found = WRONG_NOTES[case]
-    text = content if isinstance(content, str) else json.dumps(content)
-    (tmp_path / "m.safetensors").write_bytes(save(dict(make().module.state_dict()), {"fedmate": text}))
+    text, tensors = content if isinstance(content, str) else json.dumps(content), dict(make().module.state_dict())
+    signed = json.dumps({"note": text, "digest": digest(tensors, text)})
+    (tmp_path / "m.safetensors").write_bytes(save(tensors, {"fedmate": signed}))
     with pytest.raises(UserError) as caught:
         load_model(tmp_path / "m.safetensors")
     assert found in str(caught.value)
@@ -343,6 +347,27 @@ def test_descriptions_that_make_no_sense(tmp_path: Path, case: str) -> None:
 def test_files_that_are_no_models(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.safetensors").write_bytes(data)
     assert "cannot be used: it" in sentence(load_model, tmp_path / "m.safetensors")
+
+
+def test_a_model_with_one_changed_bit(tmp_path: Path) -> None:
+    make().save(tmp_path / "whole.safetensors")
+    data = (tmp_path / "whole.safetensors").read_bytes()
+    for place in range(0, 8 * len(data), 8 * len(data) // 97):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        (tmp_path / "m.safetensors").write_bytes(changed)
+        assert "cannot be used: it" in sentence(load_model, tmp_path / "m.safetensors")
+
+
+def test_a_place_that_cannot_be_written_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("fedmate.storage.write", refuse)
+    target = tmp_path / "m.safetensors"
+    assert sentence(make().save, target) == (
+        f"`{target}` cannot be written (Read-only file system); choose another place."
+    )
 
 
 def test_a_model_that_was_cut_off(tmp_path: Path) -> None:

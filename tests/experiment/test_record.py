@@ -47,7 +47,7 @@ def test_what_is_not_finished_has_no_summary_and_says_how_to_get_one(record: Rec
         _ = record.summary
     assert str(caught.value) == (
         f"`{record.folder}` is not finished, so it has no summary; continue it with `fedmate run --resume "
-        f"{record.folder}`."
+        f"{record.folder}`, or in Python with `fedmate.run(resume=...)`."
     )
 
 
@@ -117,6 +117,31 @@ def test_a_file_that_cannot_be_read_is_named(recorder: Recorder, record: Record,
     with pytest.raises(UserError) as caught:
         getattr(record, attribute)
     assert str(caught.value).startswith(f"`{recorder.folder / name}` cannot be read (")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("environment.json", "[]"),
+        ("environment.json", '{"resumed": 3}'),
+        ("environment.json", '{"resumed": [3]}'),
+        ("summary.json", "[]"),
+        ("summary.json", "{}"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named(recorder: Recorder, record: Record, name: str, content: str) -> None:
+    (recorder.folder / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        getattr(record, name.partition(".")[0])
+    assert str(caught.value).startswith(f"`{recorder.folder / name}` cannot be read (it ")
+
+
+@pytest.mark.parametrize("runs", [[], ["fedavg", "fedavg"], 3, "fedavg", [3]])
+def test_a_comparison_that_names_no_runs_is_refused(tmp_path: Path, runs: object) -> None:
+    (tmp_path / "comparison.json").write_text(json.dumps({"runs": runs}), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        runs_of(tmp_path)
+    assert str(caught.value).startswith(f"`{tmp_path / 'comparison.json'}` cannot be read (")
 
 
 def test_diagnostics_are_read_by_round(recorder: Recorder, record: Record) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,9 +93,21 @@ def test_what_json_cannot_hold_is_never_written(tmp_path: Path, value: float) ->
 
 def test_the_end_writes_clients_and_summary(tmp_path: Path) -> None:
     record = begun(tmp_path / "run")
-    record.finish({"method": "fedavg", "seconds": 1.5}, [{"client": 0, "pre": 50.0}, {"client": 1, "pre": None}])
-    assert Record(tmp_path / "run").summary == {"method": "fedavg", "seconds": 1.5}
+    summary: dict[str, Any] = {"accuracy": {}, "headline": None, "seconds": 1.5}
+    rows: list[dict[str, Any]] = [{"client": 0, "pre": 50.0}, {"client": 1, "pre": None}]
+    record.finish(summary, rows)
+    assert Record(tmp_path / "run").summary == summary
     assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8").split() == ["client,pre", "0,50.0", "1,"]
+
+
+def test_the_end_may_come_twice_but_not_over_somebodys_file(tmp_path: Path) -> None:
+    record = begun(tmp_path / "run")
+    for _ in range(2):
+        record.finish({"rounds": 2}, [{"client": 0}])
+    (tmp_path / "run" / "clients.csv").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"clients\.csv` is in the way, and is not this run's; move it"):
+        record.finish({"rounds": 2}, [{"client": 0}])
+    assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_free_folder_stays_untouched_by_the_check(tmp_path: Path) -> None:
@@ -158,17 +172,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_going_back_drops_what_came_after(tmp_path: Path) -> None:
     record = grown(tmp_path / "run")
-    sizes, before = record.sizes(), contents(tmp_path / "run")
-    assert sizes == {"rounds.csv": len("round,client\n1,0\n2,0\n"), "metrics.jsonl": len('{"round": 2}\n')}
+    files, before = record.files(), contents(tmp_path / "run")
+    texts = {"rounds.csv": b"round,client\n1,0\n2,0\n", "metrics.jsonl": b'{"round": 2}\n'}
+    assert files == {
+        name: {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()
+    }
+    mine = tmp_path / "run" / "diagnostics" / "round_7.safetensors"
+    mine.write_bytes(b"mine")
+    before["diagnostics/round_7.safetensors"] = b"mine"
     record.add_round([{"round": 3, "client": 0}])
     record.add_metrics({"round": 3})
     for number in (3, 4, 1_000_000):
         record.add_diagnostics(number, {"mask": torch.ones(2)})
     storage.append(tmp_path / "run" / "rounds.csv", b"4,")
-    record.rewind(2, sizes)
+    record.rewind(2, files)
     assert contents(tmp_path / "run") == before
-    record.rewind(2, sizes)
+    Recorder(tmp_path / "run").rewind(2, files)
     assert contents(tmp_path / "run") == before
+    assert record.files() == files
     # What follows continues it: a header is there already.
     record.add_round([{"round": 3, "client": 1}])
     assert [row["client"] for row in Record(tmp_path / "run").rounds] == [0, 0, 1]
@@ -177,7 +198,7 @@ def test_going_back_drops_what_came_after(tmp_path: Path) -> None:
 def test_going_back_to_the_beginning_leaves_nothing_but_a_new_header(tmp_path: Path) -> None:
     record = grown(tmp_path / "run")
     record.rewind(0, {})
-    assert record.sizes() == {"rounds.csv": 0, "metrics.jsonl": 0}
+    assert {name: entry["bytes"] for name, entry in record.files().items()} == {"rounds.csv": 0, "metrics.jsonl": 0}
     assert list((tmp_path / "run" / "diagnostics").iterdir()) == []
     record.add_round([{"round": 1, "client": 7}])
     assert Record(tmp_path / "run").rounds == [{"round": 1, "client": 7}]
@@ -185,12 +206,34 @@ def test_going_back_to_the_beginning_leaves_nothing_but_a_new_header(tmp_path: P
 
 def test_going_back_further_than_there_is_anything_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
     record = grown(tmp_path / "run")
-    sizes = record.sizes()
+    files = record.files()
     record.add_round([{"round": 3, "client": 0}])
     before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match=r"metrics\.jsonl` is damaged: 13 bytes, but 14 had been written"):
-        record.rewind(1, {**sizes, "metrics.jsonl": sizes["metrics.jsonl"] + 1})
+    longer = {**files["metrics.jsonl"], "bytes": 14}
+    with pytest.raises(UserError, match=r"metrics\.jsonl` is damaged: it does not begin with the 14 bytes"):
+        record.rewind(1, {**files, "metrics.jsonl": longer})
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "metrics.jsonl"])
+def test_a_changed_byte_is_noticed_before_anything_is_cut(tmp_path: Path, name: str) -> None:
+    record = grown(tmp_path / "run")
+    files, path = record.files(), tmp_path / "run" / name
+    record.add_round([{"round": 3, "client": 0}])
+    path.write_bytes(path.read_bytes().replace(b"2", b"9", 1))
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match="is damaged: it does not begin with"):
+        Recorder(tmp_path / "run").rewind(1, files)
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "diagnostics"])
+def test_what_is_in_the_way_of_a_record_is_named(tmp_path: Path, name: str) -> None:
+    begun(tmp_path / "run")
+    place = tmp_path / "run" / name
+    place.mkdir() if name == "rounds.csv" else place.write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=f"`{place}` (cannot be read|is in the way)"):
+        Recorder(tmp_path / "run").rewind(0, {})
 
 
 def test_an_interrupted_end_is_not_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,8 +162,8 @@ def outcome(folder: Path) -> dict[str, Any]:
         "summary": json.dumps(timeless(record.summary)),
         "metrics": [json.dumps(timeless(row)) for row in record.metrics],
         "config": {key: value for key, value in record.config.items() if key != "checkpoint_every"},
-        "standing": {key: value for key, value in timeless(asdict(checkpoint.standing)).items() if key != "sizes"},
-        "rounds.csv, as long as the checkpoint says": checkpoint.standing.sizes["rounds.csv"],
+        "standing": {key: value for key, value in timeless(asdict(checkpoint.standing)).items() if key != "files"},
+        "rounds.csv, as long as the checkpoint says": checkpoint.standing.files["rounds.csv"],
     }
     for name in ("rounds.csv", "clients.csv", "environment.json"):
         found[name] = (folder / name).read_bytes()
@@ -456,13 +456,12 @@ def test_a_record_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path, na
         path.unlink()
     else:
         storage.truncate(path, size - 1 if damage == "a byte short" else 0)
-    found = path.stat().st_size if path.exists() else 0
     before = snapshot(folder)
     with pytest.raises(UserError) as caught:
         go_on(folder)
     assert str(caught.value) == (
-        f"`{path}` is damaged: {found} bytes, but {size} had been written when the checkpoint was made; put it back "
-        "from a copy, or start a new run with `--out`."
+        f"`{path}` is damaged: it does not begin with the {size} bytes that it had when the checkpoint was made; "
+        "put it back from a copy, or start a new run with `--out`."
     )
     assert snapshot(folder) == before
 

@@ -53,7 +53,7 @@ def unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         note = dict(json.loads(content["note"]))
         intact = content["digest"] == digest(tensors, content["note"])
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DamagedError(f"not a file of fedmate's ({type(error).__name__})") from error
+        raise DamagedError(f"it is not a file of fedmate's ({type(error).__name__})") from error
     if not intact:
         raise DamagedError("its content has changed since it was written")
     return tensors, note

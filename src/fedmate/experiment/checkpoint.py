@@ -40,7 +40,7 @@ class Standing:
         seconds: how long they took, over all processes that had a part in them.
         up, down: bytes that crossed, by item.
         trouble: what went wrong so far, as in the summary.
-        sizes: how long the growing files of the record are, in bytes.
+        files: of each growing file of the record how long it is, in bytes, and a digest of that.
     """
 
     round: int = 0
@@ -48,7 +48,7 @@ class Standing:
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
     trouble: dict[str, int | None] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Progress(NamedTuple):
@@ -96,7 +96,7 @@ class Manifest:
                 raise DamagedError("it was written by another version of fedmate")
             return Manifest(**{**values, "standing": Standing(**values["standing"])})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DamagedError(f"not a file of fedmate's ({type(error).__name__})") from error
+            raise DamagedError(f"it is not a file of fedmate's ({type(error).__name__})") from error
 
 
 def _digest(values: dict[str, Any]) -> str:
@@ -247,6 +247,8 @@ class Checkpoint:
             return parse((self.folder / name).read_bytes())
         except FileNotFoundError:
             raise self.damaged(name, "it is missing") from None
+        except OSError as error:
+            raise self.damaged(name, f"it cannot be read ({error.strerror})") from None
         except DamagedError as error:
             raise self.damaged(name, str(error)) from None
 
@@ -258,7 +260,7 @@ class Checkpoint:
         )
 
 
-_VERSIONED = re.compile(r"server-\d+\.safetensors|clients/\d+-\d+\.safetensors")
+_VERSIONED = re.compile(r"server-\d{6,}\.safetensors|clients/\d{6,}-\d{6,}\.safetensors")
 
 
 def _server_file(done: int) -> str:

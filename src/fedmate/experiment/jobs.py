@@ -105,7 +105,7 @@ def stored_experiment(folder: Path) -> Experiment:
 
 
 def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
-    if Record(folder).finished:
+    if _is_finished(folder):
         return Job(folder, None, [])
     checkpoint = Checkpoint(folder)
     try:
@@ -114,8 +114,12 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
         raise UserError(
             f"`{folder}` is being run by another process; wait for it, or stop it before you resume."
         ) from None
+    except OSError as error:
+        raise UserError(
+            f"`{folder}` cannot be written to ({error.strerror}); give yourself the right to, or resume a copy."
+        ) from None
     # Only now is it certain that nobody else moves it on.
-    if Record(folder).finished:
+    if _is_finished(folder):
         return Job(folder, None, [])
     checkpoint = Checkpoint(folder)
     checkpoint.check_all()
@@ -124,6 +128,12 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
     return Job(folder, built, built.notes)
+
+
+def _is_finished(folder: Path) -> bool:
+    """Tell whether a run came to its end; a summary that is none raises `UserError`."""
+    record = Record(folder)
+    return record.finished and bool(record.summary)
 
 
 def _note_environment(job: Job) -> Job:

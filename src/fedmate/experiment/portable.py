@@ -18,14 +18,12 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedmate import storage
 from fedmate.core.layers import drop_statistics
 from fedmate.core.measure import CHUNK
-from fedmate.core.serialise import DamagedError
+from fedmate.core.serialise import DamagedError, pack, unpack
 from fedmate.datasets import Normalisation
 from fedmate.datasets.given import ArrayLike, as_numbers
 from fedmate.errors import UserError
@@ -39,8 +37,6 @@ from fedmate.models import MODELS
 
 FORMAT = 1
 SUFFIXES = (".safetensors", ".pt2")
-_NOTE = "fedmate"
-"""The one key of the metadata: with several, their order in the file would be a matter of chance."""
 
 
 class Predictions(NamedTuple):
@@ -116,11 +112,7 @@ class PortableModel:
         check_target(path)
         if isinstance(self.module, Program):
             raise UserError(f"`{path}` would be a copy of a `.pt2` file, which cannot be taken apart; copy that file.")
-        try:
-            storage.write_new(path, self._to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
-        except FileExistsError:
-            check_target(path)
-            raise
+        write_for_user(path, self._to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
 
     def __repr__(self) -> str:
         """Say what it is."""
@@ -151,16 +143,14 @@ class PortableModel:
         return torch.from_numpy(normalised).to(getattr(torch, self.card.dtype))
 
     def _to_safetensors(self) -> bytes:
-        # Copied, because safetensors refuses tensors that share memory.
-        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in self.module.state_dict().items()}
-        return save(tensors, {_NOTE: self._note(self.card)})
+        return pack(dict(self.module.state_dict()), self._note(self.card))
 
     def _to_pt2(self) -> bytes:
-        return pt2.write(self.module, self.card, self._note(replace(self.card, normalisation=Normalisation())))
+        note = self._note(replace(self.card, normalisation=Normalisation()))
+        return pt2.write(self.module, self.card, json.dumps(note, allow_nan=False))
 
-    def _note(self, card: Card) -> str:
-        note = {"format": FORMAT, "card": card.to_dict(), "architecture": self.architecture, "origin": self.origin}
-        return json.dumps(note, allow_nan=False)
+    def _note(self, card: Card) -> dict[str, Any]:
+        return {"format": FORMAT, "card": card.to_dict(), "architecture": self.architecture, "origin": self.origin}
 
 
 def check_target(path: Path) -> None:
@@ -168,6 +158,15 @@ def check_target(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UserError(f"`{path}` ends in `{path.suffix}`; name the model `.safetensors` or `.pt2`.")
     check_new(path)
+
+
+def write_for_user(path: Path, data: bytes) -> None:
+    """Write a new file, or raise `UserError`."""
+    try:
+        storage.write_new(path, data)
+    except OSError as error:
+        check_new(path)
+        raise UserError(f"`{path}` cannot be written ({error.strerror}); choose another place.") from None
 
 
 def check_new(path: Path) -> None:
@@ -203,7 +202,7 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
         if model is not None:
             raise UserError(f"`model` is given, but `{path}` holds its network itself; leave it out.")
         module, text = pt2.read(data)
-        return PortableModel(module.eval(), *_parse(text))
+        return PortableModel(module.eval(), *_parse(_from_json(text)))
     except DamagedError as error:
         raise UserError(
             f"`{path}` cannot be used: {error}; give a model that `fedmate export` wrote, or export it again."
@@ -211,12 +210,8 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
 
 
 def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> PortableModel:
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        text, tensors = header["__metadata__"][_NOTE], load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DamagedError(f"it is not a model of fedmate's ({type(error).__name__})") from error
-    card, architecture, origin = _parse(text)
+    tensors, note = unpack(data)
+    card, architecture, origin = _parse(note)
     module = _build(path, card, architecture, model)
     try:
         module.load_state_dict(tensors)
@@ -226,10 +221,16 @@ def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> Porta
     return PortableModel(module.eval(), card, architecture, origin)
 
 
-def _parse(text: str) -> tuple[Card, dict[str, Any], dict[str, Any]]:
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
+
+
+def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any]]:
     """Return what a note says about a network."""
     try:
-        note = json.loads(text)
         if note["format"] != FORMAT:
             raise DamagedError(f"it is of format {note['format']}, written by another version of fedmate")
         card, architecture = Card.from_dict(note["card"]), dict(note["architecture"])

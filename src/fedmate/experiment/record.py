@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +65,7 @@ class Record:
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, machine and commit."""
-        environment: dict[str, Any] = self._read("environment.json", json.loads)
-        return environment
+        return self._read("environment.json", _parse_environment)
 
     @property
     def finished(self) -> bool:
@@ -78,10 +78,9 @@ class Record:
         if not self.finished:
             raise UserError(
                 f"`{self.folder}` is not finished, so it has no summary; continue it with `fedmate run --resume "
-                f"{self.folder}`."
+                f"{shlex.quote(str(self.folder))}`, or in Python with `fedmate.run(resume=...)`."
             )
-        summary: dict[str, Any] = self._read("summary.json", json.loads)
-        return summary
+        return self._read("summary.json", _parse_summary)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -149,9 +148,27 @@ def runs_of(folder: Path) -> list[Path]:
         return [folder]
     try:
         names = json.loads(listing.read_bytes())["runs"]
+        if not isinstance(names, list) or not names or len(names) != len({*names}):
+            raise ValueError("it names no run, or one twice")
         return [folder / Path(name).name for name in names]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"`{listing}` cannot be read ({error}); put it back from a copy.") from None
+
+
+def _parse_environment(text: str) -> dict[str, Any]:
+    values = json.loads(text)
+    entries = values.get("resumed", []) if isinstance(values, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("it describes no environment")
+    environment: dict[str, Any] = values
+    return environment
+
+
+def _parse_summary(text: str) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(text)
+    if not isinstance(summary, dict) or not {"accuracy", "headline"} <= summary.keys():
+        raise ValueError("it is not a summary")
+    return summary
 
 
 def whole_lines(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import io
 import json
 import platform
@@ -11,7 +12,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from safetensors.torch import save
 from torch import Tensor
@@ -24,6 +25,13 @@ GROWING = ("rounds.csv", "metrics.jsonl")
 """The files that grow from round to round."""
 
 
+class _Written(NamedTuple):
+    """What a growing file holds: how many bytes, and a digest that goes on with it."""
+
+    size: int
+    digest: hashlib._Hash
+
+
 @final
 class Recorder:
     """A run folder being written.
@@ -33,8 +41,9 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Go on writing into a folder."""
+        """Go on writing into a folder; `rewind` says from where."""
         self.folder = folder
+        self._written = {name: _Written(0, hashlib.sha256()) for name in GROWING}
 
     @staticmethod
     def begin(folder: Path, config: str) -> None:
@@ -45,12 +54,11 @@ class Recorder:
 
     def add_round(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append the participants of a round to `rounds.csv`."""
-        path = self.folder / "rounds.csv"
-        storage.append(path, _to_csv(rows, header=not self._size("rounds.csv")))
+        self._append("rounds.csv", _to_csv(rows, header=not self._written["rounds.csv"].size))
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         """Append an evaluated round to `metrics.jsonl`."""
-        storage.append(self.folder / "metrics.jsonl", json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._append("metrics.jsonl", json.dumps(row, allow_nan=False).encode() + b"\n")
 
     def add_diagnostics(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         """Store what a method recorded in an evaluated round, if anything."""
@@ -62,36 +70,37 @@ class Recorder:
 
     def finish(self, summary: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> None:
         """Write what is known at the end; the summary comes last."""
-        storage.replace(self.folder / "clients.csv", _to_csv(clients, header=True))
+        path, content = self.folder / "clients.csv", _to_csv(clients, header=True)
+        # After a kill between the two it is there already, and the same; another one is somebody else's.
+        if path.exists() and (not path.is_file() or path.read_bytes() != content):
+            raise UserError(f"`{path}` is in the way, and is not this run's; move it, then continue with `--resume`.")
+        storage.replace(path, content)
         storage.replace(self.folder / "summary.json", _to_json(summary))
 
     def flush(self) -> None:
         """Bring the growing files to the disk."""
         for name in GROWING:
-            if self._size(name):
+            if self._written[name].size:
                 storage.flush(self.folder / name)
         diagnostics = self.folder / "diagnostics"
         for folder in (self.folder, diagnostics) if diagnostics.exists() else (self.folder,):
             storage.sync_folder(folder)
 
-    def sizes(self) -> dict[str, int]:
-        """Return how long the growing files are, in bytes."""
-        return {name: self._size(name) for name in GROWING}
+    def files(self) -> dict[str, dict[str, Any]]:
+        """Return how long the growing files are, in bytes, and a digest of what was written into each."""
+        return {name: {"bytes": w.size, "sha256": w.digest.hexdigest()} for name, w in self._written.items()}
 
-    def rewind(self, round_number: int, sizes: Mapping[str, int]) -> None:
-        """Go back to where the growing files had these sizes: drop torn lines and what came after a round."""
-        found = {name: self._size(name) for name in GROWING}
-        for name in GROWING:
-            if found[name] < sizes.get(name, 0):
-                raise UserError(
-                    f"`{self.folder / name}` is damaged: {found[name]} bytes, but {sizes[name]} had been written when "
-                    "the checkpoint was made; put it back from a copy, or start a new run with `--out`."
-                )
-        for name in GROWING:
-            if found[name] > sizes.get(name, 0):
-                storage.truncate(self.folder / name, sizes.get(name, 0))
-        for path in (self.folder / "diagnostics").glob("*"):
-            number = re.fullmatch(r"round_(\d+)\.safetensors", path.name)
+    def rewind(self, round_number: int, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go back to where the growing files were like this: drop torn lines and what came after a round."""
+        diagnostics = self.folder / "diagnostics"
+        if diagnostics.exists() and not diagnostics.is_dir():
+            raise UserError(f"`{diagnostics}` is in the way, it has to be a folder; move it, then continue.")
+        self._written = {name: self._check(name, **files.get(name, {})) for name in GROWING}
+        for name, written in self._written.items():
+            if self._size(name) > written.size:
+                storage.truncate(self.folder / name, written.size)
+        for path in diagnostics.glob("*"):
+            number = re.fullmatch(r"round_(\d{6,})\.safetensors", path.name)
             if number and int(number[1]) > round_number:
                 storage.remove(path)
 
@@ -107,6 +116,27 @@ class Recorder:
             written["resumed"] = [*written.get("resumed", []), entry]
             storage.replace(self.folder / "environment.json", _to_json(written))
         return sorted(changed)
+
+    def _append(self, name: str, data: bytes) -> None:
+        storage.append(self.folder / name, data)
+        before = self._written[name]
+        before.digest.update(data)
+        self._written[name] = _Written(before.size + len(data), before.digest)
+
+    def _check(self, name: str, bytes: int = 0, sha256: str | None = None) -> _Written:
+        """Return what a growing file begins with, or raise `UserError` unless it is what was written."""
+        path = self.folder / name
+        try:
+            content = path.read_bytes()[:bytes] if path.exists() else b""
+        except OSError as error:
+            raise UserError(f"`{path}` cannot be read ({error.strerror}); put it back from a copy.") from None
+        digest = hashlib.sha256(content)
+        if len(content) < bytes or (sha256 is not None and digest.hexdigest() != sha256):
+            raise UserError(
+                f"`{path}` is damaged: it does not begin with the {bytes} bytes that it had when the checkpoint was "
+                "made; put it back from a copy, or start a new run with `--out`."
+            )
+        return _Written(len(content), digest)
 
     def _size(self, name: str) -> int:
         try:

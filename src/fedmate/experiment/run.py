@@ -67,8 +67,9 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
     rounds = _Rounds(built, recorder, checkpoint, observer)
     try:
         progress = rounds.run(progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         rounds.save()
+        interrupt.add_note(f"The rounds done are saved: `fedmate.run(resume={str(folder)!r})` goes on.")
         raise
     diverged = progress.standing.trouble.get("diverged_in_round")
     last = Record(folder).metrics
@@ -96,7 +97,7 @@ def _restore(built: Built, recorder: Recorder, checkpoint: Checkpoint) -> Progre
     standing, initial = checkpoint.standing, built.backend.clients
     server = checkpoint.server(initial_server(built))
     built.backend.restore({i: checkpoint.client(i, initial[i]) for i in checkpoint.clients()})
-    recorder.rewind(standing.round, standing.sizes)
+    recorder.rewind(standing.round, standing.files)
     checkpoint.clean()
     return Progress(standing, server, built.backend.clients)
 
@@ -140,7 +141,7 @@ class _Rounds:
                 self.recorder.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": seconds})
                 self.recorder.add_diagnostics(t + 1, _diagnostics(result))
                 headline = metrics["accuracy"][self.built.method.headline]["balanced"]["mean"]
-            standing = Standing(t + 1, seconds, **ledger.totals(), trouble=trouble, sizes=self.recorder.sizes())
+            standing = Standing(t + 1, seconds, **ledger.totals(), trouble=trouble, files=self.recorder.files())
             progress = Progress(standing, result.server, self.built.backend.clients)
             # One assignment: an interruption finds the state before this round or the one after it.
             self._done = _Done(progress, self._done.unsaved | set(task.participants))
