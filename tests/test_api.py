@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,77 @@ def test_words_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"set": {"method": "x"}}, "`method` in set is 'x'; it is a section: write `[method]` and keys."),
         ({"experiment": {"rnds": 1}}, "`rnds` in the experiment is not a key; did you mean `rounds`?"),
         ({"experiment": "nowhere.toml"}, "`nowhere.toml` does not exist; give the path of an experiment's TOML file."),
+        ({"experiment": 3}, "`experiment` is an int; give the path of a TOML file, or a dictionary of what one would"),
+        ({"experiment": {1: 2}}, "`experiment` has a key that is an int; write keys as strings."),
+        ({"set": ["rounds=1"]}, "`set` is a list; give a dictionary, such as `{'rounds': 10}`."),
+        ({"set": {1: 2}}, "`set` has a key that is an int; write keys as strings."),
+        ({"method": ["fedavg"]}, "`method` is a list; give one name, as a string."),
+        ({"dataset": 3}, "`dataset` is an int; give one name, as a string."),
+        ({"out": 3}, "`out` is an int; give the path of a new folder."),
+        ({"resume": 3}, "`resume` is an int; give the path of a run's folder."),
         ({"out": "here", "resume": "there"}, "`out` begins a new run and `resume` goes on with an old one; give one"),
         ({"resume": "nowhere"}, "`nowhere` holds no record: it does not exist; give the folder of a run."),
     ],
 )
 def test_mistakes_are_user_errors_of_one_sentence(options: dict[str, Any], sentence: str) -> None:
     assert refused(**options).startswith(sentence)
+
+
+LIST = "give a list of names, such as `['fedmate', 'fedavg']`."
+FOLDER = "give the path of a run's folder."
+CALLS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
+    "one method": (fedmate.compare, "fedavg", f"`methods` is a str; {LIST}"),
+    "no methods": (fedmate.compare, None, f"`methods` is None; {LIST}"),
+    "no order": (fedmate.compare, {"fedavg"}, f"`methods` is a set; {LIST}"),
+    "no name": (fedmate.compare, ["fedavg", 3], "`methods[1]` is an int; give one name, as a string."),
+    "a comparison to go on with": (lambda folder: fedmate.compare(resume=folder), 3, f"`resume` is an int; {FOLDER}"),
+    "no record": (fedmate.load, None, f"`folder` is None; {FOLDER}"),
+    "a number for a record": (fedmate.load, 3, f"`folder` is an int; {FOLDER}"),
+    "nothing to export": (lambda folder: fedmate.export(folder, client=0), None, f"`folder` is None; {FOLDER}"),
+    "a client's name": (
+        lambda client: fedmate.export("run", client=client),
+        "3",
+        "`client` is a str; give its number.",
+    ),
+    "no file to export to": (
+        lambda to: fedmate.export("run", client=0, to=to),
+        3,
+        "`to` is an int; give the path of a file.",
+    ),
+    "no model": (fedmate.load_model, None, "`path` is None; give the path of a file."),
+    "nothing that predicts": (
+        lambda model: fedmate.predict(model, [[0.0]]),
+        network(),
+        "`model` is a Sequential; give what `fedmate.export` gave, or the path of its file.",
+    ),
+    "a pair to adapt to": (
+        lambda data: fedmate.adapt("run", data),
+        samples(0, 9),
+        "`data` is a tuple; give a `fedmate.Pool(x, y)`, or the path of an `.npz` or `.csv` file.",
+    ),
+    "nothing to adapt": (lambda folder: fedmate.adapt(folder, POOL), None, f"`folder` is None; {FOLDER}"),
+    "no file to adapt to": (
+        lambda to: fedmate.adapt("run", POOL, to=to),
+        3,
+        "`to` is an int; give the path of a file.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_an_argument_of_another_kind_is_named(case: str) -> None:
+    call, argument, sentence = CALLS[case]
+    with pytest.raises(UserError) as caught:
+        call(argument)
+    assert str(caught.value) == sentence
+
+
+def test_numpys_numbers_are_numbers_of_clients(tmp_path: Path) -> None:
+    record = fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "run")
+    number: Any = np.int64(2)
+    found, expected = (fedmate.export(record.folder, client=client) for client in (number, 2))
+    assert found.origin == expected.origin
+    assert_close(found.module.state_dict(), expected.module.state_dict(), rtol=0, atol=0)
 
 
 # A user's own data and network.
@@ -247,6 +313,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no network": (
         {"data": POOL, "classifier": "head"},
         "`classifier` names the last layer of `model`, which is missing; give both.",
+    ),
+    "a lazy layer": (
+        {**MINE, "model": nn.Sequential(OrderedDict(body=nn.LazyLinear(5), head=nn.Linear(5, 3)))},
+        "`model` has `body.weight` of a lazy layer, which has no shape yet; run one sample through it first.",
+    ),
+    "lazy statistics": (
+        {**MINE, "model": nn.Sequential(OrderedDict(norm=nn.LazyBatchNorm1d(affine=False), head=nn.Linear(4, 3)))},
+        "`model` has `norm.running_mean` of a lazy layer, which has no shape yet; run one sample through it first.",
+    ),
+    "samples of another width": (
+        {**MINE, "data": fedmate.Pool(np.zeros((60, 8)), samples(0, 60)[1])},
+        "`model` cannot read samples of shape (8,): ",
+    ),
+    "numbers beyond the precision": (
+        {**MINE, "data": fedmate.Pool(samples(0, 60)[0] * 1e300, samples(0, 60)[1])},
+        "`model` computes numbers that are not finite from samples that are too large for float32; bring the samples",
     ),
     "another layer": ({**MINE, "classifier": "body"}, "`classifier` must name the layer whose output is the module's"),
     "no such layer": ({**MINE, "classifier": "tail"}, "`classifier` is `tail`, which names no layer of the module"),
@@ -328,8 +410,16 @@ def test_a_run_goes_on_with_the_same_things(cut: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call"),
-        ({"data": POOL}, "`model.name` is `given`, a network that was handed over in Python and is in no file; call"),
+        (
+            {},
+            "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call "
+            "`fedmate.run(..., data=...)`, and hand them over again, with `resume=...`, to go on with a run.",
+        ),
+        (
+            {"data": POOL},
+            "`model.name` is `given`, a network that was handed over in Python and is in no file; call "
+            "`fedmate.run(..., model=...)`, and hand it over again, with `resume=...`, to go on with a run.",
+        ),
         ({**MINE, "data": fedmate.Pool(*samples(5, 60))}, "`data` holds other samples than the run began with; give"),
         ({**MINE, "data": SITES}, "`data` holds other samples than the run began with; give the same arrays."),
         ({**MINE, "model": network(width=6)}, "`model` has another structure than the network the run began with; "),

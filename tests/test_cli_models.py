@@ -157,11 +157,14 @@ def test_a_model_is_not_overwritten(fedmate_: Fedmate, runs: Path, tmp_path: Pat
         (["none.pt2", "x.npy"], "`none.pt2` does not exist; give a model that `fedmate export` wrote."),
         (["x.npy", "x.npy"], "`x.npy` ends in `.npy`; give a `.safetensors` or `.pt2` file"),
         ([".", "x.npy"], "`.` is a folder; give a `.safetensors` or `.pt2` file"),
-        (["foreign.safetensors", "x.npy"], "`foreign.safetensors` cannot be used: it is not a model of fedmate's"),
-        (["foreign.pt2", "x.npy"], "`foreign.pt2` cannot be used: not a file of fedmate's"),
+        (["foreign.safetensors", "x.npy"], "`foreign.safetensors` cannot be used: it is not a file of fedmate's"),
+        (["foreign.pt2", "x.npy"], "`foreign.pt2` cannot be used: it is not a file of fedmate's"),
         (["model", "none.csv"], "`none.csv` does not exist; give a `.npy`, `.npz` or `.csv` file."),
         (["model", "x.txt"], "`x.txt` ends in `.txt`; give a `.npy`, `.npz` or `.csv` file."),
         (["model", "word.csv"], "`word.csv` is `x` in row 2, column 1; every cell"),
+        (["model", "german.csv"], "`german.csv` has semicolons between its cells; write it with commas, and numbers"),
+        (["model", "tabs.csv"], "`tabs.csv` has tabs between its cells; write it with commas, and numbers with a"),
+        (["model", "long.csv"], f"`long.csv` is `{'x' * 37}...` in row 2, column 2; every cell"),
         (["model", "narrow.npy"], "`narrow.npy` has the shape [2, 63]; give [samples, 1, 8, 8], [1, 8, 8] for one "),
         (["model", "x.npy", "--to", "answers.txt"], "`--to` is `answers.txt`, but the answers are CSV"),
         (["model", "x.npy", "--to", "none/answers.csv"], "folder `none`, which does not exist; make it first."),
@@ -173,6 +176,9 @@ def test_predictions_that_are_refused(
     np.save("x.npy", PIXELS)
     np.save("narrow.npy", np.zeros((2, 63)))
     (tmp_path / "word.csv").write_text("1,2\nx,3\n", encoding="utf-8")
+    (tmp_path / "german.csv").write_text("0,5;" * 63 + "0,5\n" + "0;" * 63 + "1\n", encoding="utf-8")
+    (tmp_path / "tabs.csv").write_text("a\tb\n1.0\t2\n", encoding="utf-8")
+    (tmp_path / "long.csv").write_text(f"1,2\n1,{'x' * 130}\n", encoding="utf-8")
     for name in ("foreign.safetensors", "foreign.pt2"):
         (tmp_path / name).write_bytes(b"something else")
     words = [model if word == "model" else word for word in arguments]

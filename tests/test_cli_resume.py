@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -411,3 +412,29 @@ def test_a_process_that_gets_a_signal_can_be_continued_by_another(
     assert summaries[0].pop("seconds") > 0
     assert summaries[1].pop("seconds") > 0
     assert summaries[0] == summaries[1]
+
+
+def test_a_folder_that_is_moved_while_it_is_being_run_goes_on_in_its_new_place(
+    fedmate_: Fedmate, tmp_path: Path, after: After
+) -> None:
+    after(2, lambda: os.rename("record", "moved"))
+    answer = fedmate_(*RUN, "--out", "record")
+    assert answer.status == 2
+    (sentence,) = answer.err.splitlines()
+    assert sentence.startswith("Error: `record` is gone: it was moved or deleted while it was being run; if you moved")
+    assert fedmate_("run", "--resume", "moved").status == 0
+    assert Record(tmp_path / "moved").finished
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(
+    fedmate_: Fedmate, tmp_path: Path, after: After, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(2, strike(signal.SIGINT))
+    assert fedmate_(*RUN, "--out", "record").status == 130
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(storage, "Lock", refuse)
+    sentence = test_cli.refuse(fedmate_, tmp_path, "run", "--resume", "record")
+    assert sentence.startswith("Error: `record` cannot be written to (Read-only file system); ")

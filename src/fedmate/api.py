@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from rich.console import Console
 from torch import nn
@@ -22,6 +24,11 @@ from fedmate.experiment.jobs import resumed, run_jobs, started
 from fedmate.experiment.portable import PortableModel, Predictions, check_target
 from fedmate.experiment.record import Record, runs_of
 from fedmate.progress import Display
+
+RUN = "the path of a run's folder"
+FILE = "the path of a file"
+EXPERIMENT = "the path of a TOML file, or a dictionary of what one would hold"
+SAMPLES = "a `fedmate.Pool(x, y)`, or the path of an `.npz` or `.csv` file"
 
 
 def run(
@@ -62,9 +69,10 @@ def run(
         >>> record.summary["rounds"], record.accuracy("global") == record.accuracy()
         (2, True)
     """
+    _check_name("method", method)
     methods = () if method is None else (method,)
     request = _request(experiment, methods, dataset, set, Given(data, model, classifier))
-    if resume is not None and len(runs := runs_of(Path(resume))) > 1:
+    if resume is not None and len(runs := runs_of(_path("resume", resume, RUN))) > 1:
         raise UserError(f"`resume` is `{resume}`, a comparison of {len(runs)} runs; use `fedmate.compare(resume=...)`.")
     return _run(request, out, resume, progress)[0]
 
@@ -102,13 +110,17 @@ def compare(
         >>> sorted(records)
         ['fedavg', 'local']
     """
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise UserError(f"`methods` is {_kind(methods)}; give a list of names, such as `['fedmate', 'fedavg']`.")
+    for i, name in enumerate(methods):
+        _check_name(f"methods[{i}]", name, required=True)
     request = _request(experiment, methods, dataset, set, Given(data, model, classifier))
     return {record.config["method"]["name"]: record for record in _run(request, out, resume, progress)}
 
 
 def load(folder: str | Path) -> Record:
     """Read the record of a run, finished or not, from its folder."""
-    return Record(folder)
+    return Record(_path("folder", folder, RUN))
 
 
 def export(
@@ -144,10 +156,14 @@ def export(
     """
     if (client is None) != bool(global_):
         raise UserError("`client` and `global_` choose the model; give exactly one of them.")
-    target = None if to is None else Path(to)
+    if client is not None and not isinstance(client, SupportsIndex):
+        raise UserError(f"`client` is {_kind(client)}; give its number.")
+    target = None if to is None else _path("to", to, FILE)
     if target is not None:
         check_target(target)
-    exported = export_model(Path(folder), client, Given(data, model))
+    # numpy's whole numbers would overflow where Python's do not.
+    number = None if client is None else index(client)
+    exported = export_model(_path("folder", folder, RUN), number, Given(data, model))
     if target is not None:
         exported.save(target)
     return exported
@@ -171,7 +187,7 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
         >>> load_model(folder + "/model.safetensors").card.input_shape
         (1, 8, 8)
     """
-    return portable.load_model(path, model)
+    return portable.load_model(_path("path", path, FILE), model)
 
 
 def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path) -> Predictions:
@@ -191,7 +207,9 @@ def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path) -> Pre
         >>> len(predictions.class_names), predictions.probabilities.shape
         (2, (2, 10))
     """
-    return (model if isinstance(model, PortableModel) else load_model(model)).predict(x)
+    if not isinstance(model, PortableModel):
+        model = portable.load_model(_path("model", model, "what `fedmate.export` gave, or the path of its file"))
+    return model.predict(x)
 
 
 def adapt(
@@ -221,8 +239,9 @@ def adapt(
         >>> newcomer.model.origin["client"], sorted(newcomer.accuracy["after"])
         ('newcomer', ['balanced', 'own'])
     """
-    samples = data if isinstance(data, Pool) else Path(data)
-    return adapting.adapt(Path(folder), samples, None if to is None else Path(to), model)
+    samples = data if isinstance(data, Pool) else _path("data", data, SAMPLES)
+    target = None if to is None else _path("to", to, FILE)
+    return adapting.adapt(_path("folder", folder, RUN), samples, target, model)
 
 
 def _request(
@@ -232,19 +251,24 @@ def _request(
     settings: Mapping[str, Any] | None,
     given: Given,
 ) -> Request:
+    _check_name("dataset", dataset)
     if isinstance(experiment, Mapping):
+        _check_keys("experiment", experiment)
         base: Layer | None = Layer("the experiment", dict(experiment))
     else:
-        base = None if experiment is None else load_file(Path(experiment))
+        base = None if experiment is None else load_file(_path("experiment", experiment, EXPERIMENT))
+    if not isinstance(settings, Mapping | None):
+        raise UserError(f"`set` is {_kind(settings)}; give a dictionary, such as `{{'rounds': 10}}`.")
+    _check_keys("set", settings or {})
     return Request(base, methods, dataset, nest("set", (settings or {}).items()), given)
 
 
 def _run(request: Request, out: str | Path | None, resume: str | Path | None, progress: bool) -> list[Record]:
     if out is not None and resume is not None:
         raise UserError("`out` begins a new run and `resume` goes on with an old one; give one of them.")
-    target = None if out is None else Path(out)
+    target = None if out is None else _path("out", out, "the path of a new folder")
     try:
-        opened = started(request, target) if resume is None else resumed(request, Path(resume))
+        opened = started(request, target) if resume is None else resumed(request, _path("resume", resume, RUN))
         with opened as jobs, Display(Console() if progress else None) as display:
             display.notes(note for job in jobs for note in job.notes)
             diverged = run_jobs(jobs, display.observer)
@@ -254,3 +278,27 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]
+
+
+def _path(name: str, value: object, wanted: str) -> Path:
+    """Return a path, or raise `UserError` about the argument called `name`."""
+    if not isinstance(value, str | PathLike):
+        raise UserError(f"`{name}` is {_kind(value)}; give {wanted}.")
+    return Path(value)
+
+
+def _check_name(argument: str, value: object, *, required: bool = False) -> None:
+    if not isinstance(value, str) and (required or value is not None):
+        raise UserError(f"`{argument}` is {_kind(value)}; give one name, as a string.")
+
+
+def _check_keys(argument: str, values: Mapping[Any, Any]) -> None:
+    odd = [key for key in values if not isinstance(key, str)]
+    if odd:
+        raise UserError(f"`{argument}` has a key that is {_kind(odd[0])}; write keys as strings.")
+
+
+def _kind(value: object) -> str:
+    """Say what was found instead: its type, with an article."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

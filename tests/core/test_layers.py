@@ -354,9 +354,10 @@ class TestSwap:
         ],
     )
     def test_other_random_layers_are_refused_by_name(self, layer: nn.Module, kind: str) -> None:
+        remedy = "set its own `dropout` to 0, or use" if hasattr(layer, "dropout") else "use"
         sentence = (
-            f"is a {kind} with randomness of its own, which would make results depend on the order of clients; use "
-            "`nn.Dropout` layers instead."
+            f"is a {kind} with randomness of its own, which would make results depend on the order of clients; "
+            f"{remedy} `nn.Dropout` layers instead."
         )
         with pytest.raises(UserError) as error:
             swap_layers(nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"inner": layer})), "shared")
@@ -364,6 +365,14 @@ class TestSwap:
         with pytest.raises(UserError) as error:
             swap_layers(layer, "shared")
         assert str(error.value) == f"`module` {sentence}"
+
+    def test_a_transformer_may_drop_but_not_in_its_attention(self) -> None:
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
+        with pytest.raises(UserError, match=r"^`self_attn` is a MultiheadAttention with randomness of its own"):
+            swap_layers(copy.deepcopy(layer), "shared")
+        layer.self_attn.dropout = 0.0
+        swapped = swap_layers(layer, "shared")
+        assert sum(isinstance(part, KeyedDropout) for part in swapped.modules()) == 3
 
     @pytest.mark.parametrize("layer", [nn.LSTM(3, 3, num_layers=2), nn.MultiheadAttention(4, 2), nn.LeakyReLU()])
     def test_layers_without_randomness_pass(self, layer: nn.Module) -> None:

@@ -80,6 +80,17 @@ class Talkative(nn.Sequential):
         return x, self[0](x)
 
 
+class Broken(nn.Module):
+    """A network whose mistake has no text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError
+
+
 class FunctionalDropout(nn.Module):
     """A network that drops values without a layer to swap."""
 
@@ -370,10 +381,58 @@ class TestRefusals:
         with pytest.raises(UserError, match="`classifier` must name the layer whose output is the module's output"):
             Model(module, classifier="fc1").check(vectors(), 5)
 
-    @pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(6, 5), nn.Unflatten(1, (5, 1))), Talkative()])
-    def test_an_output_of_another_form(self, module: nn.Module) -> None:
+    def test_an_output_of_another_form(self) -> None:
+        module = nn.Sequential(nn.Linear(6, 5), nn.Unflatten(1, (5, 1)))
         with pytest.raises(UserError, match="`classifier` must name the layer whose output is the module's output"):
             Model(module, classifier="0").check(vectors(), 5)
+
+    def test_more_than_logits(self) -> None:
+        with pytest.raises(UserError) as error:
+            Model(Talkative(), classifier="0").check(vectors(), 5)
+        assert str(error.value) == "`model` returns a tuple; it must return a tensor of logits."
+
+    @pytest.mark.parametrize("classifier", ["fc1", "fc2"])
+    def test_samples_the_module_cannot_read(self, classifier: str) -> None:
+        """The module itself fails: whether the classifier is well chosen cannot be known."""
+        with pytest.raises(UserError) as error:
+            Model(Pair(), classifier=classifier).check(torch.zeros(4, 8), 5)
+        assert str(error.value) == (
+            "`model` cannot read samples of shape (8,): mat1 and mat2 shapes cannot be multiplied (4x8 and 6x4); give "
+            "a network that reads [4, 8] for 4 samples, or samples of the shape it reads."
+        )
+
+    def test_a_forward_that_fails_without_a_word(self) -> None:
+        module = Broken()
+        with pytest.raises(UserError, match=r"^`model` cannot read samples of shape \(6,\): KeyError; give a network"):
+            Model(module, classifier="fc").check(vectors(), 5)
+
+    @pytest.mark.parametrize(
+        ("scale", "dtype", "found"),
+        [
+            (float("inf"), torch.float32, "are too large for float32"),
+            (3e38, torch.float32, "reach 3e+38 in float32"),
+            (1.5e308, torch.float64, "reach 1.5e+308 in float64"),
+        ],
+    )
+    @pytest.mark.parametrize("classifier", ["0", "1"])
+    def test_numbers_without_an_end(self, classifier: str, scale: float, dtype: torch.dtype, found: str) -> None:
+        layers = nn.Linear(6, 5), nn.Linear(5, 5)
+        for layer in layers:
+            nn.init.ones_(layer.weight)
+        module = nn.Sequential(*layers).to(dtype)
+        with pytest.raises(UserError) as error:
+            Model(module, classifier=classifier).check(torch.full((4, 6), scale, dtype=dtype), 5)
+        assert str(error.value) == (
+            f"`model` computes numbers that are not finite from samples that {found}; bring the samples to a scale "
+            "near 1, or check the weights it starts from."
+        )
+
+    def test_features_without_an_end_in_training_alone(self) -> None:
+        """BatchNorm's variance of such numbers overflows; its running statistics do not."""
+        module = nn.Sequential(nn.BatchNorm1d(6, momentum=0.1), nn.Linear(6, 5))
+        x = vectors() * 1e38
+        with pytest.raises(UserError, match="`model` computes numbers that are not finite from samples that reach"):
+            Model(module, classifier="1").check(x, 5)
 
     @pytest.mark.parametrize("classes", [4, 6])
     def test_the_wrong_number_of_classes(self, classes: int) -> None:

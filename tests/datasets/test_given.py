@@ -43,6 +43,14 @@ def test_precision_is_kept_and_whole_numbers_become_single(kind: str, kept: str)
     assert Pool(np.array(X, dtype=kind), Y).arrays.train.x.dtype == np.dtype(kept)
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_short_tensors_become_single(kind: torch.dtype) -> None:
+    pool = Pool(torch.tensor(X, dtype=kind), torch.tensor(Y, dtype=kind))
+    assert pool.arrays.train.x.dtype == np.float32
+    assert pool.arrays.train.x.tolist() == X
+    assert pool.arrays.train.y.tolist() == Y
+
+
 def test_labels_may_be_whole_numbers_of_any_kind() -> None:
     for kind in ("u1", "i4", "f4", "?"):
         assert Pool(X, np.array([0, 1, 1]).astype(kind)).arrays.train.y.tolist() == [0, 1, 1]
@@ -106,6 +114,7 @@ POOLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "not finite": ((NAN, Y), {}, "`x` is nan at [0, 1]; replace what is not a finite number first."),
     "fractions for labels": ((X, [0, 0.5, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2"),
     "NaN for a label": ((X, [0, float("nan"), 1]), {}, "`y` is nan at [1]; replace what is not a finite number first."),
+    "infinity for a label": ((X, [0, float("inf"), 1]), {}, "`y` is inf at [1]; replace what is not a finite number"),
     "labels below 0": ((X, [0, -1, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2, ..."),
     "labels that are names": ((X, ["a", "b", "c"]), {}, "`y` holds <U1 values; give an array of numbers."),
     "samples that are names": (([["a"]] * 3, Y), {}, "`x` holds <U1 values; give an array of numbers."),

@@ -16,11 +16,14 @@ from torch.testing import assert_close
 
 import fedmate
 from fedmate import cli
+from fedmate.backends.client import Adapted
 from fedmate.core import flatten
-from fedmate.datasets import DATASETS
+from fedmate.datasets import DATASETS, Samples
 from fedmate.errors import UserError
+from fedmate.experiment.adapt import _notes
 from fedmate.experiment.build import build
 from fedmate.experiment.config import load_file, resolve
+from fedmate.experiment.newcomer import Newcomer
 from fedmate.experiment.restore import Restored
 from fedmate.methods import METHODS
 
@@ -97,7 +100,7 @@ def test_adapting_gives_what_the_run_says_about_its_first_newcomer(runs: Callabl
     found = fedmate.adapt(folder, data)
     assert snapshot(folder) == before
     assert not found.diverged
-    assert found.notes == ()
+    assert all(" is better than the adapted one on the " in note for note in found.notes)
     expected = fedmate.load(folder).metrics[-1]["newcomers"]
     for view in ("before", "after"):
         for name in ("balanced", "own"):
@@ -134,6 +137,84 @@ def test_before_is_the_broadcast(mine: Path) -> None:
     assert repr(found).startswith("Adaptation(fedavg on given: own ")
 
 
+@pytest.mark.parametrize("method", ["fedmate", "fedper", "local"])
+def test_global_is_the_model_that_export_gives(runs: Callable[[str], Path], method: str) -> None:
+    """And it is left out where there is none."""
+    x, y = IMAGES[:300], LABELS[:300]
+    found = fedmate.adapt(runs(method), fedmate.Pool(IMAGES[-40:], LABELS[-40:], x, y))
+    try:
+        model = fedmate.export(runs(method), global_=True)
+    except UserError:
+        assert list(found.accuracy) == ["before", "after"]
+        return
+    assert method == "fedmate"
+    assert list(found.accuracy) == ["before", "after", "global"]
+    right = model.predict(x).labels == y
+    expected = np.mean([100 * right[y == k].mean() for k in range(10)])
+    assert found.accuracy["global"]["balanced"] == pytest.approx(expected)
+
+
+def test_private_statistics_leave_no_global_model(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "partition.clients": 3, "model.buffers": "private"}
+    data = fedmate.Pool(*points(0, 60))
+    fedmate.run(method="fedavg", set=settings, data=data, model=network(), classifier="head", out=tmp_path / "run")
+    found = fedmate.adapt(tmp_path / "run", data, model=network())
+    assert list(found.accuracy) == ["before", "after"]
+
+
+def test_that_adapting_made_it_worse_is_said(mine: Path) -> None:
+    """Trained on labels that are wrong, it must be."""
+    (x, y), (test_x, test_y) = points(4, 40), points(5, 10)
+    found = fedmate.adapt(
+        mine, fedmate.Pool(np.repeat(x, 40, 0), np.repeat(1 - y, 40), test_x, test_y), model=network()
+    )
+    before, after = found.accuracy["before"]["own"], found.accuracy["after"]["own"]
+    assert before is not None
+    assert after is not None
+    assert found.notes == (
+        "the model it received (`before`) is better than the adapted one on the 10 test samples: own "
+        f"{before:.2f} % against {after:.2f} %, but so few decide little.",
+    )
+    many = np.repeat(test_x, 10, 0), np.repeat(test_y, 10)
+    found = fedmate.adapt(mine, fedmate.Pool(np.repeat(x, 40, 0), np.repeat(1 - y, 40), *many), model=network())
+    assert found.notes[0].endswith(f"on the 100 test samples: own {before:.2f} % against {after:.2f} %.")
+
+
+NOTES: list[tuple[dict[str, float | None], bool, str]] = [
+    ({"before": 50.0, "after": 75.0, "global": 70.0}, True, ""),
+    ({"before": 75.0, "after": 75.0, "global": 75.0}, True, ""),
+    ({"before": 25.000000000000004, "after": 25.0}, True, ""),
+    ({"before": None, "after": None}, False, ""),
+    (
+        {"before": 10.0, "after": 60.0, "global": 90.0},
+        True,
+        "the aggregated model (`global`) is better than the adapted",
+    ),
+    (
+        {"before": 80.0, "after": 60.0, "global": 70.0},
+        True,
+        "the model it received (`before`) is better than the adapt",
+    ),
+    (
+        {"before": 80.0, "after": 60.0},
+        False,
+        "the model it received (`before`) is better than the adapted one on the 1 ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("own", "held_back", "start"), NOTES)
+def test_only_a_model_that_is_better_is_named(own: dict[str, float | None], held_back: bool, start: str) -> None:
+    samples = Samples(np.zeros((1, 3)), np.array([0]))
+    accuracy = {view: {"balanced": 1.0, "own": figure} for view, figure in own.items()}
+    notes = _notes(Newcomer(samples, samples, held_back), Adapted({}, {}, torch.tensor(True)), accuracy)
+    better = notes[held_back:]
+    assert len(better) == bool(start)
+    if better:
+        assert better[0].startswith(start)
+        assert f" on the 1 {'held-back' if held_back else 'test'} sample: own " in better[0]
+
+
 def test_a_class_only_the_test_part_has_counts_for_balanced_alone(mine: Path) -> None:
     x, y = points(5, 40)
     found = fedmate.adapt(
@@ -147,7 +228,7 @@ def test_a_class_only_the_test_part_has_counts_for_balanced_alone(mine: Path) ->
 
 def test_what_is_held_back_is_said(mine: Path) -> None:
     found, again = (fedmate.adapt(mine, fedmate.Pool(*points(4, 23)), model=network()) for _ in range(2))
-    assert found.notes == ("there is no test part: 5 of 23 samples are held back for it.",)
+    assert found.notes[0] == "there is no test part: 5 of 23 samples are held back for it."
     assert {part: sum(counts.values()) for part, counts in found.samples.items()} == {"train": 18, "test": 5}
     assert found.accuracy == again.accuracy
     assert_close(found.model.module.state_dict(), again.model.module.state_dict(), rtol=0, atol=0)
@@ -197,7 +278,10 @@ def refused(*arguments: Any, **options: Any) -> str:
 
 def test_the_network_of_a_run_from_python_is_asked_for(mine: Path, runs: Callable[[str], Path]) -> None:
     data = fedmate.Pool(*points(4, 20))
-    assert refused(mine, data).endswith("came from Python and is in no file; hand it over, as `model`.")
+    assert refused(mine, data).endswith(
+        "came from Python and is in no file; hand it over as `model` in Python: `fedmate.export(..., model=...)`, "
+        "`fedmate.adapt(..., model=...)`."
+    )
     assert refused(mine, data, model=network(5)).startswith("`model` has another structure than the network the run")
     assert "leave it out" in refused(runs("fedavg"), data, model=network())
 
@@ -241,14 +325,13 @@ def test_the_command_prints_what_the_function_returns(
     np.savez(tmp_path / "clinic.npz", train_x=IMAGES[:30], train_y=LABELS[:30].astype(str))
     status, out, err = command(runs("fedper"), "--data", "clinic.npz", "--to", "model.safetensors")
     assert (status, err) == (0, "")
-    assert out.splitlines()[:2] == [
-        "Note: there is no test part: 6 of 30 samples are held back for it.",
-        "A newcomer to fedper on digits, after round 1:",
-    ]
+    expected = fedmate.adapt(runs("fedper"), tmp_path / "clinic.npz")
+    assert expected.notes[0] == "there is no test part: 6 of 30 samples are held back for it."
+    said = [*(f"Note: {note}" for note in expected.notes), "A newcomer to fedper on digits, after round 1:"]
+    assert out.splitlines()[: len(said)] == said
     assert out.splitlines()[-1] == "Model: model.safetensors"
     lines = [line.split() for line in out.splitlines()]
-    expected = fedmate.adapt(runs("fedper"), tmp_path / "clinic.npz")
-    for view in ("before", "after"):
+    for view in expected.accuracy:
         figures = [f"{expected.accuracy[view][name]:.2f}" for name in ("balanced", "own")]
         assert [view, *figures] in lines
     for name, count in expected.samples["train"].items():

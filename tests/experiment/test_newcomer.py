@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +188,18 @@ def test_what_is_held_back_is_a_function_of_the_seed() -> None:
     assert not equal(one, other)
 
 
-@pytest.mark.parametrize("labels", [[0], [0, 0], [0, 1, 2], [0, 0, 1, 2]])
-def test_too_few_samples_to_hold_some_back_are_refused(tmp_path: Path, labels: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ([0], "1 sample and no test part, too few to hold some back"),
+        ([0, 0], "2 samples and no test part, too few to hold some back"),
+        ([0, 1, 2], "3 samples and no test part, and each is the only one of its class, which is never held back"),
+        ([0, 0, 1, 2], "4 samples and no test part, too few of one class to hold some back"),
+    ],
+)
+def test_too_few_samples_to_hold_some_back_are_refused(tmp_path: Path, labels: list[int], found: str) -> None:
     path = write_npz(tmp_path / "few.npz", x=X[: len(labels)], y=labels)
-    plural = "s" if len(labels) > 1 else ""
-    assert refused(path) == (
-        f"`{path}` holds {len(labels)} sample{plural} and no test part, too few to hold some back; add samples, or a "
-        "test part (`test_x` and `test_y`)."
-    )
+    assert refused(path) == f"`{path}` holds {found}; add samples, or a test part (`test_x` and `test_y`)."
 
 
 def test_one_sample_is_enough_beside_a_test_part(tmp_path: Path) -> None:
@@ -245,6 +250,7 @@ BAD_TABLES: dict[str, tuple[list[list[Any]], str]] = {
     "a word": ([["label", *"abcdef"], [0, *ROW], [0, 1, "much", 1, 1, 1, 1]], "is `much` in row 3, column 3; every"),
     "not finite": ([[*ROW, 0], ["nan", *ROW]], "is `nan` in row 2, column 1; every cell"),
     "a strange label": ([[*ROW, "ant"], [*ROW, "dog"]], "holds the label `dog`, which is no class of the run; known"),
+    "a long label": ([[*ROW, "ant"], [*ROW, "d" * 99]], f"holds the label `{'d' * 37}...`, which is no class of the"),
     "one sample": ([[*ROW, "ant"]], "holds 1 sample and no test part, too few to hold some back; add samples, or"),
 }
 
@@ -254,6 +260,24 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, case: str) -> None:
     rows, fragment = BAD_TABLES[case]
     sentence = refused(write_csv(tmp_path / "n.csv", rows))
     assert sentence.startswith(f"`{tmp_path / 'n.csv'}` {fragment}")
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabs")])
+@pytest.mark.parametrize("row", ["1.5|2|3|4|5|6|ant", "1,5|2,5|3|4|5|6|ant", "ant|1|2|3|4|5|6"])
+@pytest.mark.parametrize("header", ["", "a|b|c|d|e|f|label\n"])
+def test_other_separators_are_refused_by_name(tmp_path: Path, header: str, row: str, separator: str, name: str) -> None:
+    text = (header + f"{row}\n").replace("|", separator)
+    (tmp_path / "n.csv").write_text(text, encoding="utf-8")
+    assert refused(tmp_path / "n.csv") == (
+        f"`{tmp_path / 'n.csv'}` has {name} between its cells; write it with commas, and numbers with a decimal point."
+    )
+
+
+def test_a_name_may_hold_a_semicolon(tmp_path: Path) -> None:
+    card = replace(CARD, class_names=("ant; bee", "cat"))
+    rows = [[*ROW, f" {name}\t"] for name in ("ant; bee", "cat")] * 5
+    found = read_newcomer(write_csv(tmp_path / "n.csv", rows), card, 0)
+    assert sorted([*found.train.y, *found.test.y]) == [0] * 5 + [1] * 5
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_fedmate_runs_it_alike(model: PortableModel, archive: bytes, tmp_path: P
 
 def test_double_precision_and_batches_without_statistics(tmp_path: Path) -> None:
     card = replace(CARD, dtype="float64")
+    torch.manual_seed(0)
     model = make(Network(statistics=False), card)
     model.save(tmp_path / "m.pt2")
     found = load_model(tmp_path / "m.pt2").predict(raw(9, card)).probabilities

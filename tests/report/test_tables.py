@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
-from fedmate.report.tables import adapted, comparison, samples_by_class
+from fedmate.report.tables import adapted, comparison, newcomers, samples_by_class
 
 
 def figures(balanced: float | None, own: float | None) -> dict[str, Any]:
@@ -91,16 +90,41 @@ def test_views_that_only_some_methods_have_do_not_disturb() -> None:
     assert rendered([extra]) == rendered([FEDAVG])
 
 
-def printed(table: Table) -> list[list[str]]:
+def printed(table: RenderableType, width: int = 140) -> list[list[str]]:
     file = io.StringIO()
-    Console(file=file, width=140).print(table, highlight=False)
+    Console(file=file, width=width).print(table, highlight=False)
     return [line.split() for line in file.getvalue().splitlines() if line.strip()]
 
 
-def test_a_newcomer_has_a_row_before_and_one_after() -> None:
-    rows = printed(adapted({"before": {"balanced": 10.0, "own": None}, "after": {"balanced": 12.346, "own": 100.0}}))
+ADAPTED: dict[str, dict[str, float | None]] = {
+    "before": {"balanced": 10.0, "own": None},
+    "after": {"balanced": 12.346, "own": 100.0},
+    "global": {"balanced": 90.0, "own": 80.5},
+}
+
+
+def test_a_newcomer_has_a_row_for_each_model_and_the_words_are_explained() -> None:
+    rows = printed(adapted(ADAPTED), width=80)
     assert rows[0][-2:] == ["balanced", "own"]
-    assert rows[-2:] == [["before", "10.00", "-"], ["after", "12.35", "100.00"]]
+    assert rows[2:5] == [["before", "10.00", "-"], ["after", "12.35", "100.00"], ["global", "90.00", "80.50"]]
+    assert [row[0] for row in rows[5:]] == ["before:", "after:", "global:", "balanced:", "own:"]
+
+
+def test_a_model_that_is_not_there_is_not_explained() -> None:
+    rows = printed(adapted({view: ADAPTED[view] for view in ("before", "after")}), width=80)
+    assert [row[0] for row in rows[2:]] == ["before", "after", "before:", "after:", "balanced:", "own:"]
+
+
+def test_the_caption_about_newcomers_is_short() -> None:
+    met = {"clients": 2, "accuracy": {"before": figures(10.0, 20.0), "after": figures(30.0, 40.0)}}
+    table = newcomers([summary("local", "pre", {}, newcomers=met)])
+    assert table is not None
+    rows = printed(table, width=80)
+    (place,) = [i for i, row in enumerate(rows) if row == ["local", "10.00", "30.00", "20.00", "40.00"]]
+    assert " ".join(word for row in rows[place + 1 :] for word in row) == (
+        "accuracy in percent before and after one local update"
+    )
+    assert len(rows[place + 1 :]) <= 2
 
 
 def test_samples_are_counted_by_class_whatever_it_is_called() -> None:

@@ -174,9 +174,10 @@ def _twin(module: nn.Module, buffers: BufferPolicy, path: str) -> nn.Module:
         return _swap_batch_norm(module, buffers, path)
     hidden = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
     if isinstance(module, _RANDOM) or hidden:
+        remedy = "set its own `dropout` to 0, or use" if hidden else "use"
         raise UserError(
             f"`{path}` is a {type(module).__name__} with randomness of its own, which would "
-            "make results depend on the order of clients; use `nn.Dropout` layers instead."
+            f"make results depend on the order of clients; {remedy} `nn.Dropout` layers instead."
         )
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
         raise UserError(

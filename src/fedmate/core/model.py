@@ -165,15 +165,14 @@ class Model:
     def check(self, x: Tensor, num_classes: int) -> None:
         """Raise `UserError` unless this model computes what its module computes, on a few samples `x`."""
         params = self.init_params()
+        expected = self._ask_module(params, x)
         not_last = "`classifier` must name the layer whose output is the module's output; it is not the last."
         try:
             self._check_no_hidden_randomness(params, x)
             with torch.no_grad():
-                logits, expected = self.logits(params, x), self.to_module(params)(x)
+                logits = self.logits(params, x)
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise UserError(f"{not_last} ({str(error).splitlines()[0]})") from error
-        if not isinstance(expected, Tensor):
-            raise UserError(f"`model` returns a {type(expected).__name__}; it must return a tensor of logits.")
+            raise UserError(f"{not_last} ({_first_line(error)})") from error
         if logits.shape != (len(x), num_classes):
             raise UserError(
                 f"`model` answers {len(x)} samples with shape {tuple(logits.shape)}; its classifier must give one "
@@ -183,6 +182,22 @@ class Model:
         same = expected.shape == logits.shape and torch.allclose(logits, expected, rtol=1e-4, atol=1e-5)
         if self.buffer_policy != "dropped" and not same:
             raise UserError(not_last)
+
+    def _ask_module(self, params: Tree, x: Tensor) -> Tensor:
+        """Return what the user's own module says about `x`, or raise `UserError` about the module."""
+        try:
+            with torch.random.fork_rng(), torch.no_grad():
+                answer = self.to_module(params)(x)
+        except Exception as error:
+            # Whatever a user's own `forward` can raise.
+            raise UserError(
+                f"`model` cannot read samples of shape {tuple(x.shape[1:])}: {_first_line(error)}; give a network that "
+                f"reads {[len(x), *x.shape[1:]]} for {len(x)} samples, or samples of the shape it reads."
+            ) from error
+        if not isinstance(answer, Tensor):
+            raise UserError(f"`model` returns a {type(answer).__name__}; it must return a tensor of logits.")
+        _check_finite(answer, x)
+        return answer
 
     def mixes_samples(self, x: Tensor) -> bool:
         """Tell whether padded rows beside samples `x` change their features: some layer then mixes samples."""
@@ -208,8 +223,26 @@ class Model:
             with torch.random.fork_rng(), torch.no_grad(), sample_context(batch):
                 torch.manual_seed(seed)
                 outputs.append(self.features(params, x, train=True)[0])
+        for z in outputs:
+            _check_finite(z, x)
         if not torch.equal(*outputs):
             raise UserError(
                 "`model` draws random numbers in its own `forward`, which would make results depend on the order of "
                 "clients; use `nn.Dropout` layers instead of the functional form."
             )
+
+
+def _check_finite(output: Tensor, x: Tensor) -> None:
+    """Raise `UserError` about the scale of samples `x` if a network's output on them is not finite."""
+    if torch.isfinite(output).all():
+        return
+    kind = str(x.dtype).removeprefix("torch.")
+    reach = f"reach {float(x.abs().max()):.3g} in" if torch.isfinite(x).all() else "are too large for"
+    raise UserError(
+        f"`model` computes numbers that are not finite from samples that {reach} {kind}; bring the samples to a scale "
+        "near 1, or check the weights it starts from."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

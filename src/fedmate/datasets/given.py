@@ -34,7 +34,7 @@ class Given(Dataset):
         """Say that a file cannot hold them."""
         raise UserError(
             "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call "
-            "`fedmate.run(..., data=...)`."
+            "`fedmate.run(..., data=...)`, and hand them over again, with `resume=...`, to go on with a run."
         )
 
 

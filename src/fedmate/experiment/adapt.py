@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -19,10 +20,15 @@ from fedmate.datasets.given import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import to_device
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution
-from fedmate.experiment.export import describe, untrained
+from fedmate.experiment.export import describe, global_params, untrained
 from fedmate.experiment.newcomer import Newcomer, read_newcomer
 from fedmate.experiment.portable import PortableModel, check_target
 from fedmate.experiment.restore import Restored
+
+FEW = 100
+"""Below that many test samples an accuracy is uncertain by five points and more (one standard error)."""
+
+_NAMES = {"before": "the model it received (`before`)", "global": "the aggregated model (`global`)"}
 
 
 @final
@@ -32,8 +38,8 @@ class Adaptation:
 
     Attributes:
         model: its own model now, the one it received if training diverged.
-        accuracy: in percent, by model (`before` and `after` it adapts) and test (`balanced`, `own`); `None` if the test
-            part has no sample that counts.
+        accuracy: in percent, by model (`before` and `after` it adapts, and `global`, the aggregated one, where there is
+            one) and test (`balanced`, `own`); `None` if the test part has no sample that counts.
         samples: how many there were, by part (`train`, `test`) and the name of each class that occurs in one of them.
         diverged: whether training went to infinity.
         notes: sentences the user should read.
@@ -76,14 +82,12 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     parts = {"train": _ready("train", newcomer.train, restored), "test": _ready("test", newcomer.test, restored)}
     with torch.no_grad(), one_thread(), plain_autograd():
         adapted = _train(restored, parts["train"])
-        accuracy = {
-            "before": _accuracy(restored, adapted.before, parts),
-            "after": _accuracy(restored, adapted.after, parts),
-        }
+        accuracy = {view: _accuracy(restored, params, parts) for view, params in _models(restored, adapted).items()}
         model = describe(restored, adapted.after, "newcomer")
     if to is not None:
         model.save(to)
-    return Adaptation(model, accuracy, _samples(restored, parts), not adapted.valid, _notes(newcomer, adapted))
+    notes = _notes(newcomer, adapted, accuracy)
+    return Adaptation(model, accuracy, _samples(restored, parts), not adapted.valid, notes)
 
 
 def _ready(part: str, samples: Samples, restored: Restored) -> ClientData:
@@ -105,6 +109,14 @@ def _train(restored: Restored, data: ClientData) -> Adapted:
     return adapt_client(method, initial_newcomer(method, key, 0), download, data, moment)
 
 
+def _models(restored: Restored, adapted: Adapted) -> dict[str, Tree]:
+    models = {"before": adapted.before, "after": adapted.after}
+    # Some methods have no global model, and private statistics belong to none.
+    with suppress(UserError):
+        models["global"] = global_params(restored)
+    return models
+
+
 def _accuracy(restored: Restored, params: Tree, parts: Mapping[str, ClientData]) -> dict[str, float | None]:
     setup = restored.method.setup
     found = class_accuracies(setup.model, params, parts["test"], setup.num_classes)
@@ -119,11 +131,20 @@ def _samples(restored: Restored, parts: Mapping[str, ClientData]) -> dict[str, d
     return {part: {names[k]: count[k] for k in present} for part, count in counts.items()}
 
 
-def _notes(newcomer: Newcomer, adapted: Adapted) -> tuple[str, ...]:
+def _notes(newcomer: Newcomer, adapted: Adapted, accuracy: Mapping[str, Mapping[str, float | None]]) -> tuple[str, ...]:
     notes = []
     if newcomer.held_back:
         held, total = len(newcomer.test.y), len(newcomer.test.y) + len(newcomer.train.y)
         notes.append(f"there is no test part: {held} of {total} samples are held back for it.")
     if not adapted.valid:
         notes.append("training diverged (not finite): the newcomer keeps the model it received.")
+    own = {view: figures["own"] for view, figures in accuracy.items() if figures["own"] is not None}
+    best = max(own, key=lambda view: own[view], default="after")
+    # Beyond rounding, which would print one figure as better than itself.
+    if own and own[best] > own["after"] + 1e-9:
+        kind, count = "held-back" if newcomer.held_back else "test", len(newcomer.test.y)
+        notes.append(
+            f"{_NAMES[best]} is better than the adapted one on the {count} {kind} sample{'s' * (count > 1)}: own "
+            f"{own[best]:.2f} % against {own['after']:.2f} %{', but so few decide little' * (count < FEW)}."
+        )
     return tuple(notes)

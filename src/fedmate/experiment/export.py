@@ -66,7 +66,7 @@ def _export(restored: Restored, client: int | None, given: Given) -> PortableMod
         raise untrained(restored.folder)
     with torch.no_grad(), one_thread(), plain_autograd():
         if client is None:
-            return describe(restored, _global_params(restored), "global")
+            return describe(restored, global_params(restored), "global")
         return describe(restored, _personal_params(restored, client, given), int(client))
 
 
@@ -94,7 +94,8 @@ def _personal_params(restored: Restored, client: int, given: Given) -> Tree:
     return method.personalise(params, data, fold(key, "personalise"))
 
 
-def _global_params(restored: Restored) -> Tree:
+def global_params(restored: Restored) -> Tree:
+    """Return the aggregated model, or raise `UserError` if there is none."""
     model, params = restored.method.setup.model, restored.method.global_params(restored.server)
     name = restored.experiment.method.name
     if params is None:

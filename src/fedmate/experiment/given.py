@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedmate.datasets.given import Pool, Sites, fingerprint
 from fedmate.errors import UserError
@@ -100,5 +101,11 @@ NOTHING = Given()
 
 def structure(module: nn.Module) -> str:
     """Return a fingerprint of a network's layers; its weights do not matter, a run keeps those it began with."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise UserError(
+            f"`model` has `{lazy}` of a lazy layer, which has no shape yet; run one sample through it first."
+        )
     shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
     return hashlib.sha256("\n".join([repr(module), *shapes]).encode()).hexdigest()

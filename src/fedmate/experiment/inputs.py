@@ -16,6 +16,12 @@ from fedmate.errors import UserError
 NAMES = ("x", "test_x")
 """The array of an `.npz` file that holds samples, if there are several; the first of these that is there."""
 
+LONGEST = 40
+"""How many characters of a cell a sentence quotes."""
+
+SEPARATORS = {";": "semicolons", "\t": "tabs"}
+"""What some write between the cells of a file instead of commas."""
+
 
 class Table(NamedTuple):
     """A CSV file.
@@ -38,7 +44,7 @@ class Table(NamedTuple):
         for line, cells, row in zip(self.lines, found, self.rows, strict=True):
             odd = next((i for i, value in enumerate(cells) if value is None or not math.isfinite(value)), None)
             if odd is not None:
-                what = f"`{row[odd].strip()}`" if row[odd].strip() else "empty"
+                what = f"`{excerpt(row[odd])}`" if row[odd].strip() else "empty"
                 raise UserError(
                     f"`{self.path}` is {what} in row {line}, column {odd + 1}; every cell below an optional row of "
                     "names must be a finite number, with a point and no separators of thousands."
@@ -77,6 +83,7 @@ def read_table(path: Path) -> Table:
         raise _unreadable(path, error) from None
     except (csv.Error, ValueError) as error:
         raise UserError(f"`{path}` is not a CSV file ({error}); give rows of numbers with commas between.") from None
+    _check_separator(path, [row for _, row in numbered[:2]])
     header = None
     if numbered and _is_header(numbered[0][1], alone=len(numbered) == 1):
         header = [cell.strip() for cell in numbered.pop(0)[1]]
@@ -106,6 +113,27 @@ def as_samples(name: str, x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[An
     if not len(x):
         raise UserError(f"`{name}` holds no sample; give one at least.")
     return x.reshape(-1, *shape)
+
+
+def excerpt(text: str) -> str:
+    """Return a cell as a sentence can quote it: on one line, and not too long.
+
+    Example:
+        >>> excerpt("  two   words "), len(excerpt("0;" * 99))
+        ('two words', 40)
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+def _check_separator(path: Path, rows: list[list[str]]) -> None:
+    """Refuse cells that are several, one of them a number at least: with decimal commas a row is cut in odd places."""
+    for separator, name in SEPARATORS.items():
+        several = (cell.strip().split(separator) for row in rows for cell in row if separator in cell.strip())
+        if any(_number(piece) is not None for pieces in several for piece in pieces):
+            raise UserError(
+                f"`{path}` has {name} between its cells; write it with commas, and numbers with a decimal point."
+            )
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:

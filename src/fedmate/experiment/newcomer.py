@@ -13,7 +13,7 @@ from fedmate.datasets import Samples, hold_back
 from fedmate.datasets.given import Pool, as_numbers
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.card import Card
-from fedmate.experiment.inputs import Table, as_samples, read_arrays, read_table
+from fedmate.experiment.inputs import Table, as_samples, excerpt, read_arrays, read_table
 
 LABEL = "label"
 """The column of a CSV file that holds the classes."""
@@ -132,7 +132,8 @@ def number_labels(name: str, labels: NDArray[Any], class_names: Sequence[str]) -
     if not all(map(_is_number, words)):
         strange = min((word for word in words if word not in places), key=_is_number)
         raise UserError(
-            f"`{name}` holds the label `{strange}`, which is no class of the run; {nearest(strange, class_names)}"
+            f"`{name}` holds the label `{excerpt(strange)}`, which is no class of the run; "
+            f"{nearest(strange, class_names)}"
         )
     return _whole_numbers(name, np.array([float(word) for word in words]), class_names)
 
@@ -157,9 +158,17 @@ def _split(name: str, samples: Samples, seed: int) -> Newcomer:
     if not len(held):
         count = len(samples.y)
         raise UserError(
-            f"`{name}` holds {count} sample{'s' * (count > 1)} and no test part, too few to hold some back; add "
+            f"`{name}` holds {count} sample{'s' * (count > 1)} and no test part, {_why_none(samples.y)}; add "
             "samples, or a test part (`test_x` and `test_y`)."
         )
     rest = np.delete(np.arange(len(samples.y)), held)
     train, test = (Samples(samples.x[rows], samples.y[rows]) for rows in (rest, held))
     return Newcomer(train, test, held_back=True)
+
+
+def _why_none(labels: NDArray[np.int64]) -> str:
+    """Say why nothing can be held back."""
+    alone = np.bincount(labels)[labels] == 1
+    if len(labels) > 1 and alone.all():
+        return "and each is the only one of its class, which is never held back"
+    return f"too few {'of one class ' * bool(len(labels) > 1 and alone.any())}to hold some back"

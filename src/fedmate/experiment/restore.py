@@ -37,7 +37,8 @@ class Restored:
         given = self.experiment.model.name == "given"
         if given and module is None:
             raise UserError(
-                f"`{folder}` trained a network that came from Python and is in no file; hand it over, as `model`."
+                f"`{folder}` trained a network that came from Python and is in no file; hand it over as `model` in "
+                "Python: `fedmate.export(..., model=...)`, `fedmate.adapt(..., model=...)`."
             )
         if module is not None and not given:
             raise UserError(f"`model` is given, but `{folder}` trained `{self.experiment.model.name}`; leave it out.")

@@ -22,5 +22,5 @@ class Given(Architecture):
         """Say that a file cannot hold it."""
         raise UserError(
             "`model.name` is `given`, a network that was handed over in Python and is in no file; call "
-            "`fedmate.run(..., model=...)`."
+            "`fedmate.run(..., model=...)`, and hand it over again, with `resume=...`, to go on with a run."
         )

@@ -6,10 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 VIEWS = ("pre", "post", "global")
+TESTS = ("balanced", "own")
+MEANINGS = {
+    "before": "the model as received; personal layers, if any, are not trained yet",
+    "after": "the same model after one local update on the training samples",
+    "global": "the aggregated model of the run",
+    "balanced": "all classes weigh alike",
+    "own": "classes weigh as in the training samples",
+}
+"""What the words in a newcomer's table mean."""
 
 
 def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
@@ -19,14 +29,14 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     caption = "accuracy in percent, mean over clients; * headline view; MB over all clients"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    for test in ("balanced", "own"):
+    for test in TESTS:
         for view in VIEWS:
             # The test stands over its first column only, or the table would not fit into 80 characters.
             table.add_column(f"{test if view == VIEWS[0] else ''}\n{view}", justify="right", no_wrap=True)
     for name in ("MB\nup", "MB\ndown", "time\ns"):
         table.add_column(name, justify="right", no_wrap=True)
     for summary in summaries:
-        cells = [_cell(summary, view, test) for test in ("balanced", "own") for view in VIEWS]
+        cells = [_cell(summary, view, test) for test in TESTS for view in VIEWS]
         megabytes = [_short(summary[key] / 1e6) for key in ("bytes_up", "bytes_down")]
         table.add_row(summary["method"], *cells, *megabytes, _short(summary["seconds"]))
     return table
@@ -38,29 +48,31 @@ def newcomers(summaries: Sequence[dict[str, Any]]) -> Table | None:
     if not met:
         return None
     title = f"{met[0]['newcomers']['clients']} clients that were not in training"
-    caption = "accuracy in percent; before: after the first broadcast; after: after one local update"
+    caption = "accuracy in percent before and after one local update"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
-    for test in ("balanced", "own"):
+    for test in TESTS:
         for view in ("before", "after"):
             table.add_column(f"{test if view == 'before' else ''}\n{view}", justify="right", no_wrap=True)
     for summary in met:
         accuracy = summary["newcomers"]["accuracy"]
-        cells = [_figure(accuracy[view], test) for test in ("balanced", "own") for view in ("before", "after")]
+        cells = [_figure(accuracy[view], test) for test in TESTS for view in ("before", "after")]
         table.add_row(summary["method"], *cells)
     return table
 
 
-def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """Return a table of one newcomer's accuracies, before and after it adapts."""
+def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Group:
+    """Return a table of one newcomer's accuracies before and after it adapts, and what its words mean."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("accuracy in %", no_wrap=True)
-    for test in ("balanced", "own"):
+    for test in TESTS:
         table.add_column(test, justify="right", no_wrap=True)
-    for view in ("before", "after"):
-        figures = [accuracy[view][test] for test in ("balanced", "own")]
-        table.add_row(view, *("-" if figure is None else f"{figure:.2f}" for figure in figures))
-    return table
+    for view, figures in accuracy.items():
+        cells = (figures[test] for test in TESTS)
+        table.add_row(view, *("-" if cell is None else f"{cell:.2f}" for cell in cells))
+    # Below the table and not its caption, which would be as narrow as the table.
+    meanings = [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in accuracy or word in TESTS]
+    return Group(table, Text("\n".join(meanings), style="table.caption"))
 
 
 def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
