@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import pytest
 
 from fedmate.catalogue import TABLES, catalogue
-from fedmate.core import option
+from fedmate.core import Training, option
 from fedmate.core.options import options_of
 from fedmate.datasets import DATASETS, Arrays, Dataset
 from fedmate.errors import UserError
+from fedmate.experiment.config import General
 from fedmate.methods import METHODS
 
 KINDS = ["methods", "datasets", "partitions", "models", "backends"]
@@ -50,7 +51,15 @@ def test_a_kind_lists_every_row_of_its_table(kind: str) -> None:
 
 
 def test_without_a_kind_everything_is_listed_in_turn() -> None:
-    assert list(catalogue(None)) == [line for kind in KINDS for line in catalogue(kind)]
+    assert list(catalogue(None)) == [line for kind in ("settings", "training", *KINDS) for line in catalogue(kind)]
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("settings", General), ("training", Training)])
+def test_sections_list_their_options(kind: str, cls: type) -> None:
+    title, *lines = catalogue(kind)
+    assert title.startswith(f"{kind}: The ")
+    assert [line.split(":")[0].strip() for line in lines] == list(options_of(cls))
+    assert any(line.endswith("]") for line in lines)
 
 
 def test_what_the_project_promises_is_there() -> None:
@@ -92,7 +101,7 @@ def test_presets_are_listed_and_an_option_without_default_has_none(monkeypatch: 
     [
         ("method", "did you mean `methods`?"),
         ("bakends", "did you mean `backends`?"),
-        ("", "known are `backends`, `datasets`, `methods`, `models`, `partitions`."),
+        ("", "known are `backends`, `datasets`, `methods`, `models`, `partitions`, `settings`, `training`."),
     ],
 )
 def test_an_unknown_kind_is_answered_with_the_nearest(kind: str, advice: str) -> None:

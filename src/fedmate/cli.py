@@ -84,7 +84,7 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Continue the interrupted run or comparison in this folder.")
     ] = None,
 ) -> None:
-    """Run an experiment, or compare several methods on it, and keep the record."""
+    """Run an experiment, or compare methods, and keep the record."""
     from fedmate.experiment.compose import Request
     from fedmate.experiment.config import load_file, parse_set
     from fedmate.experiment.jobs import resumed, started
@@ -154,7 +154,7 @@ def adapt(
         Path | None, typer.Option(metavar="FILE", help="New file for its model: `.safetensors` or `.pt2`.")
     ] = None,
 ) -> None:
-    """Let a client that was not in training make a run's model its own, and test it."""
+    """Let a new client make a run's model its own, and test it."""
     from fedmate.experiment.adapt import adapt
     from fedmate.report.tables import adapted, samples_by_class
 
@@ -175,11 +175,12 @@ def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="[methods|datasets|partitions|models|backends]", help="Which table; all of them if left out."
+            metavar="[settings|training|methods|datasets|partitions|models|backends]",
+            help="Which table; all of them if left out.",
         ),
     ] = None,
 ) -> None:
-    """List what can be named in an experiment, with its options and their defaults."""
+    """List what an experiment can name, with options and defaults."""
     from fedmate.catalogue import catalogue
 
     for line in catalogue(kind):
