@@ -38,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "partition.examples": 8,
     "training.epochs": 1,
     "training.batch_size": 4,
+    "device": "cpu",
 }
 
 
