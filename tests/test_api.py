@@ -485,3 +485,29 @@ def test_the_example_is_short_and_runs(tmp_path: Path) -> None:
         record = fedmate.load(tmp_path / line.split()[-1])
         assert f"{record.accuracy(test='own'):.1f} %" in line
         assert f"{record.accuracy():.1f} %" in line
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Silence, "round_done", interrupt)
+    few = {"rounds": 2, "partition.clients": 2, "training.epochs": 1}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fedmate.run(method="local", set=few, out=tmp_path / "one")
+    assert caught.value.__notes__ == [
+        f"The rounds done are saved: `fedmate.run(resume={str(tmp_path / 'one')!r})` goes on."
+    ]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fedmate.compare(["local", "fedavg"], set=few, out=tmp_path / "two")
+    assert caught.value.__notes__ == [
+        f"The rounds done are saved: `fedmate.compare(resume={str(tmp_path / 'two')!r})` goes on."
+    ]
+    monkeypatch.undo()
+    assert fedmate.run(resume=tmp_path / "one").finished
+    assert sorted(fedmate.compare(resume=tmp_path / "two")) == ["fedavg", "local"]
+
+
+def test_a_comparison_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="`methods` is empty; name the methods to compare"):
+        fedmate.compare([])

@@ -259,12 +259,12 @@ REFUSED: dict[str, Case] = {
     "edited configuration": (
         ["--resume", "record"],
         lambda p: edit(p / "config.toml", lambda text: text.replace(b"seed = 0", b"seed = 1")),
-        ["`record` was run with another configuration", "put the original back"],
+        ["`record` has a `config.toml` and a `checkpoint` of different configurations", "put the original back"],
     ),
     "malformed configuration": (
         ["--resume", "record"],
         lambda p: (p / "config.toml").write_text("[method", encoding="utf-8"),
-        ["`record` was run with another configuration"],
+        ["`record` has a `config.toml` and a `checkpoint` of different configurations"],
     ),
     "no checkpoint": (
         ["--resume", "record"],

@@ -20,7 +20,7 @@ from fedmate.experiment.compose import Request
 from fedmate.experiment.config import Layer, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import resumed, run_jobs, started
+from fedmate.experiment.jobs import Job, resumed, run_jobs, started
 from fedmate.experiment.portable import PortableModel, Predictions, check_target
 from fedmate.experiment.record import Record, runs_of
 from fedmate.progress import Display
@@ -114,6 +114,8 @@ def compare(
         raise UserError(f"`methods` is {_kind(methods)}; give a list of names, such as `['fedmate', 'fedavg']`.")
     for i, name in enumerate(methods):
         _check_name(f"methods[{i}]", name, required=True)
+    if not methods and resume is None:
+        raise UserError("`methods` is empty; name the methods to compare, such as `['fedmate', 'fedavg']`.")
     request = _request(experiment, methods, dataset, set, Given(data, model, classifier))
     return {record.config["method"]["name"]: record for record in _run(request, out, resume, progress)}
 
@@ -271,13 +273,23 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
         opened = started(request, target) if resume is None else resumed(request, _path("resume", resume, RUN))
         with opened as jobs, Display(Console() if progress else None) as display:
             display.notes(note for job in jobs for note in job.notes)
-            diverged = run_jobs(jobs, display.observer)
+            try:
+                diverged = run_jobs(jobs, display.observer)
+            except KeyboardInterrupt as interrupt:
+                interrupt.add_note(f"The rounds done are saved: {_how_to_continue(jobs)} goes on.")
+                raise
     except UserError as error:
         # Sentences name arguments as the command spells them.
         raise UserError(str(error).replace("`--", "`")) from error
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]
+
+
+def _how_to_continue(jobs: Sequence[Job]) -> str:
+    if len(jobs) == 1:
+        return f"`fedmate.run(resume={str(jobs[0].folder)!r})`"
+    return f"`fedmate.compare(resume={str(jobs[0].folder.parent)!r})`"
 
 
 def _path(name: str, value: object, wanted: str) -> Path:

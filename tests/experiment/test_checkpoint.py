@@ -592,8 +592,8 @@ def test_an_edited_configuration_is_refused(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         Checkpoint(folder)
     assert str(caught.value) == (
-        f"`{folder}` was run with another configuration than its `config.toml` holds now; put the original back, or "
-        "start a new run with `--out`."
+        f"`{folder}` has a `config.toml` and a `checkpoint` of different configurations: one of them was changed; put "
+        "the original back, or start a new run with `--out`."
     )
     (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
     check_holds(folder, 2, BEFORE)
@@ -602,7 +602,7 @@ def test_an_edited_configuration_is_refused(folder: Path) -> None:
 def test_a_checkpoint_of_another_experiment_is_refused(folder: Path, tmp_path: Path) -> None:
     create(tmp_path / "other", CONFIG + "seed = 1\n")
     shutil.copy(tmp_path / "other" / "checkpoint" / "checkpoint.json", folder / "checkpoint" / "checkpoint.json")
-    with pytest.raises(UserError, match="was run with another configuration"):
+    with pytest.raises(UserError, match="of different configurations: one of them was changed"):
         Checkpoint(folder)
 
 

@@ -469,7 +469,9 @@ def test_archives_of_another_make(archive: bytes, tmp_path: Path) -> None:
 def test_a_changed_number_is_noticed(archive: bytes, tmp_path: Path) -> None:
     weight = unzip(archive)["data/weights/weight_0"]
     place = archive.index(weight)
-    assert "not a file of fedmate's" in refusal(tmp_path, archive[:place] + b"\x00\x01" + archive[place + 2 :])
+    assert "its content has changed since it was written" in refusal(
+        tmp_path, archive[:place] + b"\x00\x01" + archive[place + 2 :]
+    )
 
 
 def test_sizes_do_not_grow_for_ever() -> None:

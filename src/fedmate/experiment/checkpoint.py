@@ -123,8 +123,8 @@ class Checkpoint:
         self.manifest = self._read_manifest()
         if self.manifest.experiment != fingerprint(self._config()):
             raise UserError(
-                f"`{folder}` was run with another configuration than its `config.toml` holds now; put the original "
-                "back, or start a new run with `--out`."
+                f"`{folder}` has a `config.toml` and a `checkpoint` of different configurations: one of them was "
+                "changed; put the original back, or start a new run with `--out`."
             )
 
     @staticmethod

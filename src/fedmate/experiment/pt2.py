@@ -122,7 +122,11 @@ def read(data: bytes) -> tuple[Program, str]:
         _refuse_code(exported)
         tensors = {**_tensors(entries, "weights"), **_tensors(entries, "constants")}
         return read_program(exported["graph_module"], tensors), entries[f"extra/{_NOTE}"].decode()
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except zipfile.BadZipFile as error:
+        changed = "CRC" in str(error)
+        reason = "its content has changed since it was written" if changed else "it is not a file of fedmate's"
+        raise DamagedError(f"{reason} ({error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise DamagedError(f"it is not a file of fedmate's ({type(error).__name__}: {error})") from error
     except (RuntimeError, NotImplementedError, EOFError, OverflowError, MemoryError) as error:
         raise DamagedError(f"its content does not fit together ({type(error).__name__})") from error

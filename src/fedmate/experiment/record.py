@@ -137,8 +137,8 @@ class Record:
             # Not `read_text`, which would take a carriage return of the content for an end of line.
             text = path.read_bytes().decode() if default is None or path.exists() else default
             return parse(text)
-        except (OSError, ValueError) as error:
-            raise UserError(f"`{path}` cannot be read ({error}); put it back from a copy.") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"`{path}` cannot be read ({_reason(error)}); put it back from a copy.") from None
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -151,8 +151,21 @@ def runs_of(folder: Path) -> list[Path]:
         if not isinstance(names, list) or not names or len(names) != len({*names}):
             raise ValueError("it names no run, or one twice")
         return [folder / Path(name).name for name in names]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"`{listing}` cannot be read ({error}); put it back from a copy.") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = _reason(error) if isinstance(error, OSError | ValueError) else "it names no runs"
+        raise UserError(f"`{listing}` cannot be read ({reason}); put it back from a copy.") from None
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words why a file cannot be read; its name is said already."""
+    match error:
+        case OSError():
+            return error.strerror or type(error).__name__
+        case UnicodeDecodeError():
+            return "it is not text"
+        case RecursionError():
+            return "it is nested too deeply"
+    return str(error)
 
 
 def _parse_environment(text: str) -> dict[str, Any]:

@@ -67,9 +67,8 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
     rounds = _Rounds(built, recorder, checkpoint, observer)
     try:
         progress = rounds.run(progress)
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt:
         rounds.save()
-        interrupt.add_note(f"The rounds done are saved: `fedmate.run(resume={str(folder)!r})` goes on.")
         raise
     diverged = progress.standing.trouble.get("diverged_in_round")
     last = Record(folder).metrics
