@@ -135,7 +135,8 @@ def test_everything_is_listed(tmp_path: Path) -> None:
     everything = call([FEDMATE, "list"], tmp_path)
     assert (everything.returncode, everything.stderr) == (0, "")
     headings = [line for line in everything.stdout.splitlines() if not line.startswith(" ")]
-    assert headings == ["methods:", "datasets:", "partitions:", "models:", "backends:"]
+    tables = ["methods:", "datasets:", "partitions:", "models:", "backends:"]
+    assert [heading.split()[0] for heading in headings] == ["settings:", "training:", *tables]
     for name in ("fedavg", "fedper", "fedrep", "local", "digits", "share", "dirichlet", "digits_cnn", "sequential"):
         assert re.search(rf"^  {name} ", everything.stdout, re.MULTILINE)
     # Each kind alone, in one process: most of the time goes into importing torch.
