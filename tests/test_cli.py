@@ -42,8 +42,8 @@ def fedmate_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
 
-    def command(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["fedmate", *arguments])
+    def command(*arguments: str | Path) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedmate", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as caught:
             cli.main()

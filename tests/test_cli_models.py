@@ -7,43 +7,20 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import test_cli
+from tests.test_cli import Fedmate
 
 import fedmate
-from fedmate import cli
 from fedmate.datasets.digits import Digits
 
 PIXELS = Digits().load().train.x[:4]
 
 
-class Answer:
-    """What a command left behind: exit status and both streams."""
-
-    def __init__(self, status: object, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-Fedmate = Callable[..., Answer]
-
-
-@pytest.fixture
-def fedmate_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Fedmate:
-    """Run `fedmate ARGUMENTS...` in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["fedmate", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        return Answer(caught.value.code, captured.out, captured.err)
-
-    return command
+fedmate_ = test_cli.fedmate_
 
 
 @pytest.fixture(scope="module")

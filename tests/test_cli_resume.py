@@ -249,7 +249,11 @@ REFUSED: dict[str, Case] = {
     "no run's folder": (["--resume", "."], lambda _: None, ["`.` holds no record", "it is not a run's folder"]),
     "a file": (["--resume", "e.toml"], lambda _: None, ["`e.toml` holds no record", "it is not a run's folder"]),
     "another method": (["--resume", "record", "--method", "fedper"], lambda _: None, ["a run of local, not of fedper"]),
-    "unknown method": (["--resume", "record", "--method", "locale"], lambda _: None, ["a run of local, not of locale"]),
+    "unknown method": (
+        ["--resume", "record", "--method", "locale"],
+        lambda _: None,
+        ["`method.name`", "`locale`", "did you mean `local`?"],
+    ),
     "another setting": (["--resume", "record", "--set", "seed=1"], lambda _: None, ["`seed` 0, not 1"]),
     "a longer run": (["--resume", "record", "--set", "rounds=9"], lambda _: None, ["`rounds` 4, not 9"]),
     "unknown setting": (["--resume", "record", "--set", "sed=1"], lambda _: None, ["`sed`", "did you mean `seed`?"]),

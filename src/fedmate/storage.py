@@ -40,7 +40,9 @@ def write_new(path: Path, data: bytes) -> None:
         try:
             # A link, unlike a rename, fails where something exists.
             os.link(temporary, path)
-        except (PermissionError, NotImplementedError):
+        except FileExistsError:
+            raise
+        except OSError:
             # A file system without links, such as a memory stick's: a kill may leave a part here, but nothing is lost.
             _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=True)
     finally:

@@ -209,7 +209,7 @@ def test_going_back_further_than_there_is_anything_is_refused_before_anything_is
     files = record.files()
     record.add_round([{"round": 3, "client": 0}])
     before = contents(tmp_path / "run")
-    longer = {**files["metrics.jsonl"], "bytes": 14}
+    longer = {"bytes": 14, "sha256": hashlib.sha256(b'{"round": 2}\n\n').hexdigest()}
     with pytest.raises(UserError, match=r"metrics\.jsonl` is damaged: it does not begin with the 14 bytes"):
         record.rewind(1, {**files, "metrics.jsonl": longer})
     assert contents(tmp_path / "run") == before

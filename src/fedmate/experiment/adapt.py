@@ -23,7 +23,7 @@ from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution
 from fedmate.experiment.export import describe, global_params, untrained
 from fedmate.experiment.newcomer import Newcomer, read_newcomer
 from fedmate.experiment.portable import PortableModel, check_target
-from fedmate.experiment.restore import Restored
+from fedmate.experiment.restore import Restored, read_steadily
 
 FEW = 100
 """Below that many test samples an accuracy is uncertain by five points and more (one standard error)."""
@@ -75,7 +75,7 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     """
     if to is not None:
         check_target(to)
-    restored = Restored(folder, module)
+    restored = read_steadily(folder, lambda: Restored(folder, module))
     if not restored.round:
         raise untrained(folder)
     newcomer = read_newcomer(data, restored.card, restored.experiment.general.seed)

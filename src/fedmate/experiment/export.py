@@ -11,11 +11,10 @@ from fedmate.backends.base import one_thread
 from fedmate.core import Method, Tree, fold, plain_autograd
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.portable import PortableModel
 from fedmate.experiment.record import Record
-from fedmate.experiment.restore import ATTEMPTS, Restored
+from fedmate.experiment.restore import Restored, read_steadily
 
 
 def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> PortableModel:
@@ -29,16 +28,8 @@ def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> Po
     Raises:
         UserError: there is no such model.
     """
-    for attempt in range(ATTEMPTS):
-        restored = Restored(folder, given.module)
-        given.check(restored.experiment)
-        try:
-            return _export(restored, client, given)
-        except UserError:
-            # A run that is going on takes away what its new checkpoint does not need.
-            if attempt == ATTEMPTS - 1 or Checkpoint(folder).standing == restored.checkpoint.standing:
-                raise
-    raise AssertionError("unreachable")
+    # A run that is going on takes away what its new checkpoint does not need.
+    return read_steadily(folder, lambda: _export(Restored(folder, given.module), client, given))
 
 
 def describe(restored: Restored, params: Tree, client: int | str) -> PortableModel:
@@ -62,6 +53,7 @@ def describe(restored: Restored, params: Tree, client: int | str) -> PortableMod
 
 
 def _export(restored: Restored, client: int | None, given: Given) -> PortableModel:
+    given.check(restored.experiment)
     if not restored.round:
         raise untrained(restored.folder)
     with torch.no_grad(), one_thread(), plain_autograd():

@@ -148,24 +148,17 @@ def _note_environment(job: Job) -> Job:
 def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> None:
     """Refuse to go on with a run of another experiment than the one asked for."""
     advice = "`--resume` needs no other words, and a new run needs `--out`"
-    held = {experiment.method.name: experiment for experiment in map(stored_experiment, folders)}
-    names, base = list(held), request.base
-    if base is None and len(folders) == 1 and not request.methods:
-        base = load_file(folders[0] / "config.toml")
-    if base is not None:
-        asked = {experiment.method.name: experiment for experiment in compose(request._replace(base=base))}
-    elif {*request.methods} <= {*names}:
-        # Without a file, what is said is said about the runs as they are.
-        layers = [load_file(place / "config.toml") for place in folders]
-        requests = [request._replace(base=layer, methods=names) for layer in layers]
-        asked = {name: compose(one)[i] for i, (name, one) in enumerate(zip(names, requests, strict=True))}
-    else:
-        asked = dict.fromkeys(request.methods, held[names[0]])
-    if asked.keys() != held.keys():
-        raise UserError(f"`{folder}` is a run of {' and '.join(held)}, not of {' and '.join(asked)}; {advice}.")
-    for name, experiment in asked.items():
-        wanted, found = _flat(experiment), _flat(held[name])
-        for key, value in wanted.items():
+    held = {place: stored_experiment(place) for place in folders}
+    names = [experiment.method.name for experiment in held.values()]
+    methods = request.methods or (names if request.base is None and len(names) > 1 else ())
+    for place, experiment in held.items():
+        # Without a file, what is said is said about the run as it is.
+        base = request.base or load_file(place / "config.toml")
+        asked = {one.method.name: one for one in compose(request._replace(base=base, methods=methods))}
+        if {*asked} != {*names}:
+            raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")
+        found = _flat(experiment)
+        for key, value in _flat(asked[experiment.method.name]).items():
             decided = key in ("backend", "device") and value == "auto"
             if not decided and found.get(key) != value:
                 raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")

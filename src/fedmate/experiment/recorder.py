@@ -24,6 +24,9 @@ from fedmate.experiment.record import Record
 GROWING = ("rounds.csv", "metrics.jsonl")
 """The files that grow from round to round."""
 
+NOTHING = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+"""What a growing file holds before the first round."""
+
 
 class _Written(NamedTuple):
     """What a growing file holds: how many bytes, and a digest that goes on with it."""
@@ -95,7 +98,7 @@ class Recorder:
         diagnostics = self.folder / "diagnostics"
         if diagnostics.exists() and not diagnostics.is_dir():
             raise UserError(f"`{diagnostics}` is in the way, it has to be a folder; move it, then continue.")
-        self._written = {name: self._check(name, **files.get(name, {})) for name in GROWING}
+        self._written = {name: self._check(name, files.get(name, NOTHING)) for name in GROWING}
         for name, written in self._written.items():
             if self._size(name) > written.size:
                 storage.truncate(self.folder / name, written.size)
@@ -123,17 +126,17 @@ class Recorder:
         before.digest.update(data)
         self._written[name] = _Written(before.size + len(data), before.digest)
 
-    def _check(self, name: str, bytes: int = 0, sha256: str | None = None) -> _Written:
+    def _check(self, name: str, written: Mapping[str, Any]) -> _Written:
         """Return what a growing file begins with, or raise `UserError` unless it is what was written."""
-        path = self.folder / name
+        path, size = self.folder / name, written["bytes"]
         try:
-            content = path.read_bytes()[:bytes] if path.exists() else b""
+            content = path.read_bytes()[:size] if path.exists() else b""
         except OSError as error:
             raise UserError(f"`{path}` cannot be read ({error.strerror}); put it back from a copy.") from None
         digest = hashlib.sha256(content)
-        if len(content) < bytes or (sha256 is not None and digest.hexdigest() != sha256):
+        if digest.hexdigest() != written["sha256"]:
             raise UserError(
-                f"`{path}` is damaged: it does not begin with the {bytes} bytes that it had when the checkpoint was "
+                f"`{path}` is damaged: it does not begin with the {size} bytes that it had when the checkpoint was "
                 "made; put it back from a copy, or start a new run with `--out`."
             )
         return _Written(len(content), digest)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 from torch import Tensor, nn
 
@@ -16,9 +17,12 @@ from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.record import Record
+
+Content = TypeVar("Content")
 
 ATTEMPTS = 5
-"""How often to look again at a run that is going on, and replaces its checkpoint while it is being read."""
+"""How often to read from a run that goes on and replaces its checkpoint while it is being read."""
 
 
 @final
@@ -70,18 +74,25 @@ class Restored:
         return select(self.method.download(self.server, client), self.method.wire(self.round).down)
 
     def _read(self, module: nn.Module | None) -> None:
-        for attempt in range(ATTEMPTS):
-            self.checkpoint = Checkpoint(self.folder)
-            try:
-                tensors, note = self.checkpoint.initial()
-                self.card = Card.from_dict(note)
-                self.method: Method = make_method(self.experiment, self.card, Given(module=module), tensors)
-                params = self.method.setup.model.init_params()
-                key = fold(self.key, "server")
-                self.server = self.checkpoint.server(self.method.init_server(params, self.num_clients, key))
-                return
-            except (DamagedError, KeyError, TypeError, ValueError) as error:
-                raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
-            except UserError:
-                if Checkpoint(self.folder).standing == self.checkpoint.standing or attempt == ATTEMPTS - 1:
-                    raise
+        self.checkpoint = Checkpoint(self.folder)
+        tensors, note = self.checkpoint.initial()
+        try:
+            self.card = Card.from_dict(note)
+            self.method: Method = make_method(self.experiment, self.card, Given(module=module), tensors)
+        except (DamagedError, KeyError, TypeError, ValueError) as error:
+            raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
+        params, key = self.method.setup.model.init_params(), fold(self.key, "server")
+        self.server = self.checkpoint.server(self.method.init_server(params, self.num_clients, key))
+
+
+def read_steadily(folder: Path, read: Callable[[], Content]) -> Content:
+    """Read from a run that may be going on: if its checkpoint is replaced meanwhile, read again."""
+    Record(folder)
+    for _ in range(ATTEMPTS - 1):
+        standing = Checkpoint(folder).standing
+        try:
+            return read()
+        except UserError:
+            if Checkpoint(folder).standing == standing:
+                raise
+    return read()
