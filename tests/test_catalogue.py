@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -29,7 +30,7 @@ class Toy(Dataset):
 
     size: int | None = option(None, "how many samples there are")
 
-    def load(self) -> Arrays:
+    def load(self, folder: Path) -> Arrays:
         raise NotImplementedError
 
 

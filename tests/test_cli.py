@@ -101,6 +101,7 @@ def test_one_method_makes_the_folder_the_record(fedmate_: Fedmate, tmp_path: Pat
         "config.toml",
         "environment.json",
         "metrics.jsonl",
+        "partition.json",
         "rounds.csv",
         "summary.json",
     ]

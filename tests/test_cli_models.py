@@ -17,7 +17,7 @@ from tests.test_cli import Fedmate
 import fedmate
 from fedmate.datasets.digits import Digits
 
-PIXELS = Digits().load().train.x[:4]
+PIXELS = Digits().load(Path()).train.x[:4]
 
 
 fedmate_ = test_cli.fedmate_

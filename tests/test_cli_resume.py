@@ -19,6 +19,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate, lacking, refuse, snapshot
 
 from fedmate import cli, storage
+from fedmate.cli.app import Terminated
 from fedmate.datasets import Arrays, Samples
 from fedmate.datasets.digits import Digits
 from fedmate.experiment import jobs
@@ -61,8 +62,8 @@ def few_digits(patch: pytest.MonkeyPatch) -> None:
     """Let there be fewer digits: evaluation is what takes time here."""
     load = Digits.load
 
-    def load_few(self: Digits) -> Arrays:
-        arrays = load(self)
+    def load_few(self: Digits, folder: Path) -> Arrays:
+        arrays = load(self, folder)
         return arrays._replace(train=Samples(arrays.train.x[:200], arrays.train.y[:200]))
 
     patch.setattr(Digits, "load", load_few)
@@ -208,7 +209,7 @@ def test_words_that_agree_may_stand_beside_resume(fedmate_: Fedmate, tmp_path: P
     assert Record(tmp_path / "record").finished
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), cli.Terminated(143)], ids=["interrupt", "terminate"])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Terminated(143)], ids=["interrupt", "terminate"])
 def test_stopping_before_anything_is_written_leaves_nothing(
     fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
@@ -217,7 +218,7 @@ def test_stopping_before_anything_is_written_leaves_nothing(
 
     monkeypatch.setattr(jobs, "build", build)
     answer = fedmate_(*RUN, "--out", "record")
-    assert answer.status == (143 if isinstance(stop, cli.Terminated) else 130)
+    assert answer.status == (143 if isinstance(stop, Terminated) else 130)
     assert answer.err == "Stopped.\n"
     assert list(tmp_path.iterdir()) == []
 

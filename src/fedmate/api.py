@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from operator import index
 from os import PathLike
@@ -40,6 +41,7 @@ def run(
     data: Pool | Sites | None = None,
     model: nn.Module | None = None,
     classifier: str | None = None,
+    data_dir: str | Path | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
     progress: bool = False,
@@ -54,6 +56,7 @@ def run(
         data: your own samples instead of a named data set: a `Pool` or `Sites`.
         model: your own network, which starts from the weights it has; it is copied, never changed.
         classifier: the name of its last layer.
+        data_dir: where data sets lie; `FEDMATE_DATA` if left out, or a folder of the user's own.
         out: the folder for the record; it must not exist. By default a new one below `runs`.
         resume: the folder of an interrupted run to go on with, instead of `out`. A run on your own `data` and `model`
             needs them again.
@@ -71,7 +74,7 @@ def run(
     """
     _check_name("method", method)
     methods = () if method is None else (method,)
-    request = _request(experiment, methods, dataset, set, Given(data, model, classifier))
+    request = _request(experiment, methods, dataset, set, Given(data, model, classifier, _data_dir(data_dir)))
     if resume is not None and len(runs := runs_of(_path("resume", resume, RUN))) > 1:
         raise UserError(f"`resume` is `{resume}`, a comparison of {len(runs)} runs; use `fedmate.compare(resume=...)`.")
     return _run(request, out, resume, progress)[0]
@@ -86,6 +89,7 @@ def compare(
     data: Pool | Sites | None = None,
     model: nn.Module | None = None,
     classifier: str | None = None,
+    data_dir: str | Path | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
     progress: bool = False,
@@ -100,6 +104,7 @@ def compare(
         data: as for `run`.
         model: as for `run`.
         classifier: as for `run`.
+        data_dir: as for `run`.
         out: as for `run`; each method gets a folder below it.
         resume: the folder of an interrupted comparison.
         progress: as for `run`.
@@ -116,7 +121,7 @@ def compare(
         _check_name(f"methods[{i}]", name, required=True)
     if not methods and resume is None:
         raise UserError("`methods` is empty; name the methods to compare, such as `['fedmate', 'fedavg']`.")
-    request = _request(experiment, methods, dataset, set, Given(data, model, classifier))
+    request = _request(experiment, methods, dataset, set, Given(data, model, classifier, _data_dir(data_dir)))
     return {record.config["method"]["name"]: record for record in _run(request, out, resume, progress)}
 
 
@@ -280,10 +285,18 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
                 raise
     except UserError as error:
         # Sentences name arguments as the command spells them.
-        raise UserError(str(error).replace("`--", "`")) from error
+        raise UserError(re.sub(r"`--([\w-]+)", _as_argument, str(error))) from error
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    return f"`{option[1].replace('-', '_')}"
+
+
+def _data_dir(value: object) -> Path | None:
+    return None if value is None else _path("data_dir", value, "the path of the folder that holds data sets")
 
 
 def _how_to_continue(jobs: Sequence[Job]) -> str:

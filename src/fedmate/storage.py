@@ -7,11 +7,12 @@ unless `replace` is asked to.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,44 @@ def replace(path: Path, data: bytes) -> None:
         remove(temporary)
         raise
     sync_folder(path.parent)
+
+
+def replace_by_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Put a file that is too large for memory in the place of what was there, in one instant."""
+    temporary = _temporary(path)
+    try:
+        write(temporary, b"")
+        for part in parts:
+            append(temporary, part)
+        flush(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def take_name(temporary: Path, path: Path) -> None:
+    """Give a file that has grown to its end the name it is for, unless something has it (`FileExistsError`)."""
+    flush(temporary)
+    try:
+        # A link, unlike a rename, fails where something exists.
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links: what appears between these two lines is lost, but nothing that was there before.
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.rename(temporary, path)
+    else:
+        os.unlink(temporary)
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, if they are missing."""
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def append(path: Path, data: bytes) -> None:

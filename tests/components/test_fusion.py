@@ -90,7 +90,7 @@ class Scene:
         found = []
         for step in range(self.steps):
             data = client_data(noise(20 + step, 3, 5), torch.tensor([0, 2, 3]))
-            found.append(Batch(*data, torch.arange(3), make_key(40 + step)))
+            found.append(Batch(data.x, data.y, data.mask, torch.arange(3), make_key(40 + step)))
         return found
 
     def train(self, **changes: Any) -> FusedClassifier:

@@ -27,7 +27,7 @@ def client(labels: tuple[int, ...] = (0, 2, 2, 0, 2)) -> ClientData:
 
 
 def as_batch(data: ClientData) -> Batch:
-    return Batch(*data, torch.arange(len(data.y)), make_key(0))
+    return Batch(data.x, data.y, data.mask, torch.arange(len(data.y)), make_key(0))
 
 
 def test_prototypes_are_means_of_features_in_evaluation_mode() -> None:

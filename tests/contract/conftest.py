@@ -1,8 +1,8 @@
 """What every method and every back end is tried on: a small, awkward federation, in float64.
 
-Five ragged clients (the second holds one class, the third one sample), a class nobody holds, four models with a few
-dozen parameters, partial participation. Tests get everything through fixtures, so a row added to a table is tried
-without anything being written.
+Five ragged clients (the second holds one class, the third one sample) with bytes that are cropped and mirrored in
+training, a class nobody holds, four models with a few dozen parameters, partial participation. Tests get everything
+through fixtures, so a row added to a table is tried without anything being written.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.client import Trained, train_client
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
+    Augmentation,
     ClientData,
     Federation,
     Method,
     Model,
     Setup,
+    Source,
     Training,
     Tree,
     Wire,
-    client_data,
     fold,
     make_key,
-    normal,
     plain_autograd,
+    random_bits,
+    rows_of,
     select,
     stack,
     tree_map,
@@ -61,7 +63,9 @@ ModelName = Literal["plain", "shared", "private", "dropped"]
 
 def _samples(labels: Iterable[int], *path: int | str) -> ClientData:
     y = torch.tensor(tuple(labels))
-    return client_data(normal(fold(make_key(7), *path), (len(y), 1, 8), torch.float64), y)
+    images = random_bits(fold(make_key(7), *path), (len(y), 1, 2, 4)).to(torch.uint8)
+    mean, std = torch.full((2, 1, 1, 1), 110.0, dtype=torch.float64)
+    return rows_of(Source(images, mean, std, Augmentation(crop=1, flip=True)), torch.arange(len(y)), y)
 
 
 def _model(name: ModelName) -> Model:
@@ -75,8 +79,8 @@ def _model(name: ModelName) -> Model:
             layers = [nn.Flatten(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES)]
             return Model(nn.Sequential(*layers).double(), classifier="5")
         block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        module = nn.Sequential(*block, nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES))
-        return Model(module.double(), classifier="7", buffers=name)
+        module = nn.Sequential(nn.Flatten(2), *block, nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES))
+        return Model(module.double(), classifier="8", buffers=name)
 
 
 @dataclass(frozen=True)

@@ -184,9 +184,16 @@ def test_awkward_clients_leave_everything_finite(any_lab: Lab, backend_name: str
         assert all_finite(client)
 
 
+def with_a_broken_client(lab: Lab) -> Lab:
+    data = lab.federation.clients[0]
+    return lab.with_client(0, data._replace(source=data.source._replace(samples=data.source.samples * torch.nan)))
+
+
 def test_a_round_goes_on_without_a_client_that_diverges(plain_lab: Lab, backend_name: str) -> None:
     data = plain_lab.federation.clients[0]
-    broken = plain_lab.with_client(0, data._replace(x=data.x * torch.nan))
+    broken = plain_lab.with_client(
+        0, data._replace(source=data.source._replace(samples=data.source.samples * torch.nan))
+    )
     backend, control = broken.backend(backend_name), broken.backend(backend_name)
     before = broken.clients()[0]
     result = backend.run_round(broken.server(), Round(0, (0, 1, 3), evaluate=True))
@@ -199,7 +206,9 @@ def test_a_round_goes_on_without_a_client_that_diverges(plain_lab: Lab, backend_
 
 def test_a_round_without_anybody_valid_changes_nothing(plain_lab: Lab, backend_name: str) -> None:
     data = plain_lab.federation.clients[0]
-    broken = plain_lab.with_client(0, data._replace(x=data.x * torch.nan))
+    broken = plain_lab.with_client(
+        0, data._replace(source=data.source._replace(samples=data.source.samples * torch.nan))
+    )
     server = broken.server()
     result = broken.backend(backend_name).run_round(server, Round(0, (0,), evaluate=True))
     assert_close(lasting(result.server), lasting(server), rtol=0, atol=0)

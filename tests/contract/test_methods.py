@@ -19,9 +19,12 @@ from torch.testing import assert_close
 from fedmate.backends.base import itemise
 from fedmate.backends.client import train_client, view_client
 from fedmate.core import (
+    PER_CLIENT,
+    Augmentation,
     ClientData,
     LocalResult,
     Method,
+    Source,
     Tree,
     Wire,
     all_finite,
@@ -29,6 +32,7 @@ from fedmate.core import (
     pad,
     plain_autograd,
     stack,
+    stack_clients,
     tree_map,
 )
 from fedmate.methods import METHODS
@@ -42,7 +46,14 @@ SIZE = 10
 
 
 def as_tree(data: ClientData) -> Tree:
-    return data._asdict()
+    source = data.source
+    own = {"rows": data.rows, "y": data.y, "mask": data.mask}
+    return {**own, "samples": source.samples, "mean": source.mean, "std": source.std}
+
+
+def as_data(tree: Tree, augmentation: Augmentation) -> ClientData:
+    source = Source(tree["samples"], tree["mean"], tree["std"], augmentation)
+    return ClientData(source, tree["rows"], tree["y"], tree["mask"])
 
 
 def lasting(server: Tree) -> Tree:
@@ -181,22 +192,21 @@ def test_many_clients_at_once_are_many_single_ones(any_lab: Lab) -> None:
     method, test = any_lab.method, any_lab.federation.test
     server, clients = any_lab.started
 
-    def one(t: int, client_id: Tensor, client: Tree, data: Tree, key: Tensor) -> Tree:
+    def one(t: int, client_id: Tensor, client: Tree, own: ClientData, key: Tensor) -> Tree:
         whole = method.download(server, client_id)
         download = {part: value for part, value in whole.items() if part in method.wire(t).down}
-        own = ClientData(**data)
         trained = train_client(method, t, client, download, own, key, test)
         seen = view_client(method, trained.client, download, own, key, test)
         return {"trained": trained._asdict(), "seen": seen, "views": views(method, client, download, own, key)}
 
     ids = torch.tensor(any_lab.everyone)
-    data = stack([as_tree(pad(data, SIZE)) for data in any_lab.federation.clients])
+    data, per_client = stack_clients(any_lab.federation.clients), (0, 0, PER_CLIENT, 0)
     for t in any_lab.structures().values():
         keys = torch.stack([any_lab.client_key(t, i) for i in any_lab.everyone])
         with torch.no_grad():
-            together = torch.func.vmap(lambda *rows, t=t: one(t, *rows))(ids, stack(clients), data, keys)
+            together = torch.func.vmap(lambda *rows, t=t: one(t, *rows), per_client)(ids, stack(clients), data, keys)
             alone = stack(
-                [one(t, ids[i], clients[i], as_tree(any_lab.federation.clients[i]), keys[i]) for i in any_lab.everyone]
+                [one(t, ids[i], clients[i], any_lab.federation.clients[i], keys[i]) for i in any_lab.everyone]
             )
         assert_close(together, alone, rtol=0, atol=1e-9, equal_nan=True)
 
@@ -242,7 +252,7 @@ def test_a_client_that_diverges_keeps_its_state(plain_lab: Lab, cause: str) -> N
     assert plain_lab.train(server, clients[0], 1, 0).valid
     lab, data = plain_lab, plain_lab.federation.clients[0]
     if cause == "data":
-        data = data._replace(x=data.x * torch.nan)
+        data = data._replace(source=data.source._replace(samples=data.source.samples * torch.nan))
     else:
         setup = lab.method.setup
         wild = dataclasses.replace(setup, training=dataclasses.replace(setup.training, learning_rate=1e200))
@@ -309,11 +319,12 @@ def trace(lab: Lab) -> None:
 
 def _round(method: Method, t: int, inputs: Tree) -> None:
     """Run a whole round, evaluation included."""
-    server, key, test = inputs["server"], inputs["key"], ClientData(**inputs["test"])
+    server, key, test = inputs["server"], inputs["key"], as_data(inputs["test"], Augmentation())
     trained = []
     with torch.no_grad():
         for name, client in inputs["states"].items():
-            data, whole = ClientData(**inputs["data"][name]), method.download(server, inputs["ids"][name])
+            data = as_data(inputs["data"][name], Augmentation(crop=1, flip=True))
+            whole = method.download(server, inputs["ids"][name])
             download = {part: value for part, value in whole.items() if part in method.wire(t).down}
             trained.append(train_client(method, t, client, download, data, key, test))
             view_client(method, client, download, data, key, test)

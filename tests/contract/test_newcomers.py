@@ -16,17 +16,19 @@ from fedmate.backends import client as client_module
 from fedmate.backends.base import Round, initial_newcomer, welcome
 from fedmate.backends.client import adapt_client
 from fedmate.core import (
+    Augmentation,
     ClientData,
     Method,
     Model,
+    Source,
     Training,
     Tree,
     class_accuracies,
-    client_data,
     fold,
     make_key,
-    normal,
     plain_autograd,
+    random_bits,
+    rows_of,
     select,
     tree_map,
 )
@@ -41,7 +43,9 @@ LABELS = ((0, 1, 2, 2, 0), (1,), (2, 3, 2))
 
 def newcomer(i: int) -> ClientData:
     y = torch.tensor(LABELS[i])
-    return client_data(normal(fold(make_key(23), i), (len(y), 1, 8), torch.float64), y)
+    images = random_bits(fold(make_key(23), i), (len(y), 1, 2, 4)).to(torch.uint8)
+    mean, std = torch.full((2, 1, 1, 1), 110.0, dtype=torch.float64)
+    return rows_of(Source(images, mean, std, Augmentation(crop=1, flip=True)), torch.arange(len(y)), y)
 
 
 def joined(lab: Lab, *newcomers: ClientData) -> Lab:
@@ -174,7 +178,8 @@ def test_workers_change_no_bit(plain_lab: Lab) -> None:
 @pytest.mark.usefixtures("fine")
 def test_a_newcomer_that_diverges_keeps_what_it_received(plain_lab: Lab, backend_name: str) -> None:
     healthy = joined(plain_lab)
-    broken = newcomer(0)._replace(x=newcomer(0).x * torch.nan)
+    source = newcomer(0).source
+    broken = newcomer(0)._replace(source=source._replace(samples=source.samples * torch.nan))
     sick = joined(plain_lab, broken, newcomer(1), newcomer(2))
     good, bad = (adapted(lab, lab.backend(backend_name)) for lab in (healthy, sick))
     assert_close(bad["after"][0], bad["before"][0], rtol=0, atol=1e-12)
@@ -204,6 +209,7 @@ def test_adapting_fedavg_is_a_step_of_gradient_descent_from_the_global_model(mak
     training = Training(batch_size=10, epochs=1, learning_rate=0.3, momentum=0.5, weight_decay=0.02)
     lab = make_lab("fedavg", "plain", training=training)
     server, data, model = lab.started[0], newcomer(i), lab.method.setup.model
+    data = data._replace(source=data.source._replace(augmentation=Augmentation()))
     module = model.to_module(select(server, ("extractor", "classifier", "buffers")))
     functional.cross_entropy(module(data.x), data.y).backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():

@@ -52,6 +52,7 @@ METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("fedmate", "mask_unknown"): Change((False, True)),
     ("fedmate", "mps"): Change((True, False)),
     ("fedmate", "own_prototypes"): Change((False, True)),
+    ("fedmate", "proto_augment"): Change((False, True)),
     ("fedmate", "reduction"): Change(("mean", "sum")),
     ("fedmate", "similarity"): Change(("cosine", "exp_cosine")),
     ("fedper", "personal_layers"): Change((1, 2)),

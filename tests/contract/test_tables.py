@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedmate.core import Model, gradient
 from fedmate.datasets import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.given import Given
 from fedmate.models import MODELS
-from fedmate.partitions import PARTITIONS
+from fedmate.partitions import PARTITIONS, Deck
 from fedmate.registry import Registry
 
 INPUTS = {"digits_cnn": (1, 8, 8), "emnist_cnn": (1, 28, 28)}
@@ -26,22 +29,46 @@ def named(table: Registry[Any]) -> list[str]:
     return [name for name in table.names() if name != "given"]
 
 
+CLASSES = {"cifar100": 100, "emnist": 62}
+"""How many classes a data set has, where it is not 10."""
+
+SMALL = ("emnist", "fashion_mnist", "mnist")
+"""Data sets of grey images of 28 x 28; the others have colours and 32 x 32."""
+
+
+def prepare(name: str, folder: Path) -> dict[str, Any]:
+    """Write a data set as a prepared file, a few samples of each class, and return the options that find it."""
+    classes, shape = CLASSES.get(name, 10), (28, 28) if name in SMALL else (32, 32, 3)
+    rng, y = np.random.default_rng(0), np.arange(classes * 60) % classes
+    x = rng.integers(0, 256, (len(y), *shape), dtype=np.uint8)
+    if name == "folder":
+        for i, image in enumerate(x[:200]):
+            place = folder / "images" / str(y[i]) / f"{i}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(place)
+        return {"path": str(folder / "images")}
+    np.savez(folder / f"{name}.npz", train_x=x, train_y=y, test_x=x[: classes * 2], test_y=y[: classes * 2])
+    return {"path": str(folder / "npz.npz")} if name == "npz" else {}
+
+
 @pytest.mark.parametrize("name", named(DATASETS))
-def test_a_data_set_is_labelled_arrays_with_working_defaults(name: str) -> None:
-    arrays = DATASETS[name]().load()
+def test_a_data_set_is_labelled_arrays_with_working_defaults(name: str, tmp_path: Path) -> None:
+    options = prepare(name, tmp_path)
+    dataset = DATASETS[name](**options)
+    arrays, again = dataset.load(tmp_path), dataset.load(tmp_path)
+    assert np.array_equal(again.train.x, arrays.train.x)
     for samples in (arrays.train, arrays.test):
         if samples is not None:
-            assert arrays.normalisation.apply(samples.x).dtype == np.float32
-            assert np.isfinite(arrays.normalisation.apply(samples.x)).all()
+            source = arrays.normalisation.source(np.array(samples.x), dataset.augmentation, torch.float32, "cpu")
+            assert torch.isfinite(source.read(torch.arange(len(samples.y)))).all()
+            assert samples.x.dtype == np.uint8
             assert samples.y.dtype == np.int64
             assert len(samples.x) == len(samples.y)
-            assert np.isfinite(samples.x).all()
             assert set(samples.y.tolist()) <= set(range(len(arrays.class_names)))
-    again = DATASETS[name]().load()
-    assert np.array_equal(again.train.x, arrays.train.x)
     for preset in (None, *DATASETS[name].presets):
-        chosen = {"name": name} if preset is None else {"name": name, "preset": preset}
-        built = build(resolve([Layer("test", {"dataset": chosen, "rounds": 1})]))
+        chosen = {"name": name, **options} if preset is None else {"name": name, "preset": preset, **options}
+        few = {"partition": {"clients": 2, "examples": 40}}
+        built = build(resolve([Layer("test", {"dataset": chosen, "rounds": 1, **few})]), Given(folder=tmp_path))
         assert built.federation.num_classes == len(arrays.class_names)
 
 
@@ -67,8 +94,10 @@ def test_a_model_computes_what_its_module_does_and_learns_everywhere(name: str) 
 @pytest.mark.parametrize("name", named(PARTITIONS))
 def test_a_partition_deals_to_everybody_and_repeats_itself(name: str) -> None:
     labels = np.repeat(np.arange(10), 60)
+    owners = np.arange(600) % 7
     first, again, other = (
-        PARTITIONS[name](clients=6, examples=30).split(labels, 10, np.random.default_rng(seed)) for seed in (0, 0, 1)
+        PARTITIONS[name](clients=6, examples=30).split(Deck(labels, 10, np.random.default_rng(seed), clients=owners))
+        for seed in (0, 0, 1)
     )
     assert len(first) == 6
     assert all(1 <= len(rows) <= 30 and len(set(rows.tolist())) == len(rows) for rows in first)

@@ -11,8 +11,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round
-from fedmate.backends.vectorised import Vectorised, stack_data
-from fedmate.core import ClientData, Federation, Model, Setup, Tree, num_samples, tree_map
+from fedmate.backends.vectorised import Vectorised
+from fedmate.core import (
+    PER_CLIENT,
+    ClientData,
+    Federation,
+    Model,
+    Setup,
+    Source,
+    Tree,
+    num_samples,
+    stack_clients,
+    tree_map,
+)
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Lab
@@ -26,16 +37,18 @@ def test_chunks_change_nothing(lab: Lab, chunk_size: int) -> None:
 
 
 def test_clients_are_padded_to_the_largest(plain_lab: Lab) -> None:
-    stacked = stack_data(plain_lab.federation.clients)
-    assert stacked.x.shape[:2] == (5, 7)
-    assert torch.func.vmap(num_samples)(stacked).tolist() == [7, 4, 1, 5, 6]
+    stacked = stack_clients(plain_lab.federation.clients)
+    assert stacked.rows.shape == (5, 7)
+    assert torch.func.vmap(num_samples, (PER_CLIENT,))(stacked).tolist() == [7, 4, 1, 5, 6]
 
 
 def as_fake(mode: FakeTensorMode, lab: Lab) -> tuple[Vectorised, Tree]:
     """Return a back end and a server state whose tensors have shapes but no content."""
 
     def data(real: ClientData) -> ClientData:
-        return ClientData(*(mode.from_tensor(leaf) for leaf in real))
+        samples, mean, std = (mode.from_tensor(leaf) for leaf in real.source[:3])
+        source = Source(samples, mean, std, real.source.augmentation)
+        return real._replace(source=source).map(mode.from_tensor)
 
     federation = Federation(tuple(map(data, lab.federation.clients)), data(lab.federation.test), 4)
     backend = Vectorised(lab.method, lab.federation, lab.key)

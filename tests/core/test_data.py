@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmate.core.data import (
+    PER_CLIENT,
     Batch,
     ClientData,
     batches,
@@ -17,6 +18,7 @@ from fedmate.core.data import (
     client_data,
     num_samples,
     pad,
+    stack_clients,
 )
 from fedmate.core.random import make_key
 
@@ -43,7 +45,8 @@ class TestPad:
         padded = pad(data, length)
         assert padded.x.shape == (length, 2, 3)
         assert padded.mask.tolist() == [True] * 5 + [False] * (length - 5)
-        for before, after in zip(data, padded, strict=True):
+        assert padded.source is data.source
+        for before, after in zip((data.rows, data.y, data.mask), (padded.rows, padded.y, padded.mask), strict=True):
             assert after.shape[0] == length
             assert after.dtype == before.dtype
             assert torch.equal(after[:5], before)
@@ -56,9 +59,9 @@ class TestPad:
         assert padded.mask.tolist() == [True] * 5 + [False] * 4
 
     def test_padded_clients_stack(self) -> None:
-        clients = [pad(make_data(n), 6) for n in (1, 4, 6)]
-        stacked = ClientData(*(torch.stack(leaf) for leaf in zip(*clients, strict=True)))
-        assert torch.func.vmap(num_samples)(stacked).tolist() == [1, 4, 6]
+        stacked = stack_clients([make_data(n) for n in (1, 4, 6)])
+        assert stacked.mask.shape == (3, 6)
+        assert torch.func.vmap(num_samples, (PER_CLIENT,))(stacked).tolist() == [1, 4, 6]
 
 
 class TestCounts:
@@ -75,7 +78,8 @@ class TestCounts:
         assert counts.tolist() == expected
 
     def test_holes_in_the_mask(self) -> None:
-        data = ClientData(torch.zeros(4, 1), torch.tensor([0, 1, 1, 2]), torch.tensor([True, False, True, False]))
+        data = client_data(torch.zeros(4, 1), torch.tensor([0, 1, 1, 2]))
+        data = data._replace(mask=torch.tensor([True, False, True, False]))
         assert class_counts(data, 3).tolist() == [1, 1, 0]
 
 
@@ -115,9 +119,8 @@ class TestClassMeans:
 
     def test_many_clients_at_once(self) -> None:
         clients = [make_data(n, seed=n) for n in (1, 5, 8)]
-        padded = [pad(data, 8) for data in clients]
-        stacked = ClientData(*(torch.stack(leaf) for leaf in zip(*padded, strict=True)))
-        means, counts = torch.func.vmap(lambda d: class_means(d.x.flatten(1), d.y, d.mask, 4))(stacked)
+        stacked = stack_clients(clients)
+        means, counts = torch.func.vmap(lambda d: class_means(d.x.flatten(1), d.y, d.mask, 4), (PER_CLIENT,))(stacked)
         for i, data in enumerate(clients):
             alone, count = class_means(data.x.flatten(1), data.y, data.mask, 4)
             torch.testing.assert_close(means[i], alone, rtol=0, atol=1e-14)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmate.core.data import Batch, ClientData, batches, client_data, pad
+from fedmate.core.data import PER_CLIENT, Batch, ClientData, batches, client_data, pad, stack_clients
 from fedmate.core.local import SGD, cross_entropy, fit, gradient, loop, plain_autograd, supervised_loss
 from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key
@@ -341,10 +341,7 @@ class TestManyClientsAtOnce:
             steps = batches(data, 4, 2, key)
             return fit(supervised_loss(model), params, steps, SGD(0.1, 0.5, 0.01), ("extractor", "classifier"))
 
-        padded = [pad(data, 16) for data in clients]
-        together = torch.func.vmap(train)(
-            stack(starts), ClientData(*(torch.stack(leaf) for leaf in zip(*padded, strict=True))), torch.stack(keys)
-        )
+        together = torch.func.vmap(train, (0, PER_CLIENT, 0))(stack(starts), stack_clients(clients), torch.stack(keys))
         with plain_autograd():
             alone = [train(*arguments) for arguments in zip(starts, clients, keys, strict=True)]
         for i, expected in enumerate(alone):

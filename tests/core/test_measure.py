@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmate.core.data import ClientData, client_data, pad
+from fedmate.core.data import PER_CLIENT, ClientData, client_data, pad, stack_clients
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.measure import CHUNK, class_accuracies, mean_loss
 from fedmate.core.model import Model
@@ -66,9 +66,9 @@ class TestMeanLoss:
         model = make_model()
         clients = [make_data(n, seed=n) for n in (2, 5, 9)]
         params = [tree_map(lambda leaf, i=i: leaf + 0.1 * i, model.init_params()) for i in range(3)]
-        padded = [pad(data, 9) for data in clients]
-        stacked = ClientData(*(torch.stack(leaf) for leaf in zip(*padded, strict=True)))
-        found = torch.func.vmap(lambda p, d: mean_loss(model, p, d))(stack(params), stacked)
+        found = torch.func.vmap(lambda p, d: mean_loss(model, p, d), (0, PER_CLIENT))(
+            stack(params), stack_clients(clients)
+        )
         alone = [mean_loss(model, p, d) for p, d in zip(params, clients, strict=True)]
         torch.testing.assert_close(found, torch.stack(alone), rtol=1e-12, atol=1e-12)
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import fedmate
 from fedmate import cli
 from fedmate.backends.client import Adapted
-from fedmate.core import flatten
+from fedmate.core import Augmentation, flatten
 from fedmate.datasets import DATASETS, Samples
 from fedmate.errors import UserError
 from fedmate.experiment.adapt import _notes
@@ -39,7 +39,7 @@ RUN: dict[str, Any] = {
     "training.batch_size": 5,
     "training.learning_rate": 0.1,
 }
-ARRAYS = DATASETS["digits"]().load()
+ARRAYS = DATASETS["digits"]().load(Path())
 IMAGES, LABELS = ARRAYS.train
 
 
@@ -91,7 +91,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def test_adapting_gives_what_the_run_says_about_its_first_newcomer(runs: Callable[[str], Path], method: str) -> None:
     folder = runs(method)
     federation = build(resolve([load_file(folder / "config.toml")])).federation
-    places = {row.tobytes(): i for i, row in enumerate(ARRAYS.normalisation.apply(IMAGES).astype(np.float64))}
+    source = ARRAYS.normalisation.source(IMAGES, Augmentation(), torch.float64, "cpu")
+    places = {row.numpy().tobytes(): i for i, row in enumerate(source.read(torch.arange(len(IMAGES))))}
     mine, test = (
         [places[row.numpy().tobytes()] for row in data.x] for data in (federation.newcomers[0], federation.test)
     )

@@ -11,6 +11,12 @@ from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, load_file, parse_set, resolve
 
+COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
+"""What every partition has."""
+
+SHARE = {**COMMON, "groups": "fixed", "dominant": 3}
+"""What `share` has beside it."""
+
 
 def asked(
     file: Path | None = None, methods: Sequence[str] = (), dataset: str | None = None, settings: Sequence[str] = ()
@@ -57,7 +63,7 @@ def test_nothing_said_is_the_default() -> None:
 def test_set_overrides_the_file_and_the_file_the_defaults(file: Path) -> None:
     experiment = one(file, settings=["rounds=2", "partition.share=50"])
     assert (experiment.general.seed, experiment.general.rounds, experiment.general.eval_every) == (7, 2, 10)
-    assert experiment.partition.options == {"clients": 5, "examples": 40, "share": 50}
+    assert experiment.partition.options == {**SHARE, "clients": 5, "examples": 40, "share": 50}
     assert experiment.method.options["classifier_epochs"] == 3
 
 
@@ -73,7 +79,7 @@ def test_the_option_dataset_keeps_what_the_file_says_besides(file: Path) -> None
 
 def test_set_may_change_a_sections_name(file: Path) -> None:
     experiment = one(file, settings=["partition.name=dirichlet", "partition.alpha=2"])
-    assert experiment.partition.options == {"clients": 5, "examples": 40, "alpha": 2.0}
+    assert experiment.partition.options == {**COMMON, "clients": 5, "examples": 40, "alpha": 2.0}
     assert one(file, settings=["method.name=local"]).method.options == {}
 
 

@@ -17,15 +17,17 @@ from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General, Layer, load_file, parse_set, resolve
 
+COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
+"""What every partition has."""
+
+SHARE = {**COMMON, "groups": "fixed", "dominant": 3}
+"""What `share` has beside it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Dataset):
     """A data set that brings defaults, presets and an option along."""
 
-    defaults: ClassVar[dict[str, dict[str, Any]]] = {
-        "partition": {"name": "iid", "examples": 12},
-        "training": {"epochs": 2, "momentum": 0.1},
-    }
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {"training": {"epochs": 7, "learning_rate": 0.5}, "partition": {"clients": 3}},
         "tuned": {"training": {"epochs": 9}},
@@ -33,7 +35,11 @@ class Toy(Dataset):
 
     size: int = option(30, "how many samples there are", Limits(at_least=1))
 
-    def load(self) -> Arrays:
+    @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        return {"partition": {"name": "iid", "examples": 12}, "training": {"epochs": 2, "momentum": 0.1}}
+
+    def load(self, folder: Path) -> Arrays:
         y = np.arange(self.size, dtype=np.int64) % 4
         return Arrays(Samples(np.zeros((self.size, 1, 8, 8), np.float32), y), None, ("a", "b", "c", "d"))
 
@@ -63,6 +69,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "rounds": 50,
         "participation": 1.0,
         "eval_every": 10,
+        "evaluate_on": "test",
+        "validation_per_class": 100,
         "holdout_clients": 0.0,
         "checkpoint_every": 10,
         "backend": "auto",
@@ -81,7 +89,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert experiment.model.name == "digits_cnn"
     assert (experiment.partition.name, experiment.partition.options) == (
         "share",
-        {"clients": 20, "examples": 40, "share": 10},
+        {**SHARE, "clients": 20, "examples": 40, "share": 10},
     )
     assert experiment.method.name == "fedrep"
     assert experiment.method.options["classifier_epochs"] == 1
@@ -104,7 +112,7 @@ def test_each_layer_overrides_those_before_it() -> None:
 
 def test_a_section_is_merged_key_by_key() -> None:
     experiment = resolved({"partition": {"clients": 5, "share": 30}}, {"partition": {"share": 40}})
-    assert experiment.partition.options == {"clients": 5, "examples": 40, "share": 40}
+    assert experiment.partition.options == {**SHARE, "clients": 5, "examples": 40, "share": 40}
 
 
 def test_the_file_overrides_what_the_data_set_brings(toy: None) -> None:
@@ -137,7 +145,7 @@ def test_another_name_drops_the_keys_of_the_layers_below() -> None:
 
 def test_keys_that_both_names_know_stay() -> None:
     experiment = resolved({"partition": {"clients": 5, "share": 30}}, {"partition": {"name": "dirichlet"}})
-    assert experiment.partition.options == {"clients": 5, "examples": 40, "alpha": 0.5}
+    assert experiment.partition.options == {**COMMON, "clients": 5, "examples": 40, "alpha": 0.5}
 
 
 def test_dropped_keys_do_not_come_back_with_their_name() -> None:
@@ -230,7 +238,7 @@ def test_a_data_sets_preset_reaches_the_other_sections(toy: None) -> None:
     experiment = resolved({"dataset": {"name": "toy", "preset": "authors", "size": 50}})
     assert (experiment.training.epochs, experiment.training.learning_rate) == (7, 0.5)
     assert experiment.training.momentum == 0.1
-    assert experiment.partition.options == {"clients": 3, "examples": 12}
+    assert experiment.partition.options == {**COMMON, "clients": 3, "examples": 12}
     assert experiment.dataset.options == {"size": 50}
 
 
@@ -245,7 +253,7 @@ def test_a_data_sets_preset_lies_beneath_its_own_layer_and_above_those_below(toy
 def test_the_preset_of_a_data_set_given_up_counts_for_nothing(toy: None) -> None:
     experiment = resolved({"dataset": {"name": "toy", "preset": "authors"}}, {"dataset": {"name": "digits"}})
     assert experiment.training == Training()
-    assert experiment.partition.options == {"clients": 20, "examples": 40, "share": 10}
+    assert experiment.partition.options == {**SHARE, "clients": 20, "examples": 40, "share": 10}
 
 
 def test_an_option_of_the_data_set_is_checked(toy: None) -> None:
@@ -521,3 +529,24 @@ def test_replacing_a_general_key_leaves_the_rest() -> None:
     assert changed.general == General(seed=5, device="cpu", backend="sequential")
     assert changed.method == experiment.method
     assert experiment.general.device == "auto"
+
+
+# What a data set says about one name does not hold for another.
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_a_data_set_says_of_its_partition_is_dropped_with_that_partition() -> None:
+    values = {"dataset": {"name": "toy"}, "partition": {"name": "pathological", "clients": 4}}
+    options = resolve([Layer("test", values)]).partition.options
+    assert (options["clients"], options["examples"]) == (4, None)
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_the_user_says_of_it_stays() -> None:
+    values = {"dataset": {"name": "toy"}, "partition": {"examples": 7}}
+    settings = Layer("--set", {"partition": {"name": "pathological"}})
+    assert resolve([Layer("test", values), settings]).partition.options["examples"] == 7
+
+
+def test_what_a_data_set_says_of_all_partitions_stays() -> None:
+    assert resolve([Layer("test", {"partition": {"name": "iid"}})]).partition.options["examples"] == 40

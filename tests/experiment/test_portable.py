@@ -89,7 +89,7 @@ def sentence(function: Any, *arguments: Any) -> str:
 def test_raw_samples_are_normalised_before_the_network_reads_them() -> None:
     model = make()
     with torch.no_grad():
-        normalised = torch.from_numpy(((pixels() - 4.884) / 6.017).astype(np.float32))
+        normalised = torch.from_numpy((pixels().astype(np.float32) - np.float32(4.884)) / np.float32(6.017))
         expected = model.module(normalised).softmax(-1).numpy()
     found = model.predict(pixels())
     assert np.array_equal(found.probabilities, expected)

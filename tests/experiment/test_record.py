@@ -26,7 +26,7 @@ SUMMARY = {
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
-    Recorder.begin(tmp_path / "run", CONFIG)
+    Recorder.begin(tmp_path / "run", CONFIG, "{}")
     return Recorder(tmp_path / "run")
 
 

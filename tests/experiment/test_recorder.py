@@ -25,7 +25,7 @@ from fedmate.experiment.recorder import Recorder, check_free, environment
 
 def begun(folder: Path, config: str = "") -> Recorder:
     with storage.staged(folder) as stage:
-        Recorder.begin(stage, config)
+        Recorder.begin(stage, config, "{}")
     return Recorder(folder)
 
 
@@ -37,7 +37,7 @@ def begin_a_run(folder: Path) -> None:
 def test_a_new_record_says_what_is_about_to_run(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "down" / "run"
     begun(folder, 'device = "東京"\n')
-    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "environment.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "environment.json", "partition.json"]
     assert (folder / "config.toml").read_text(encoding="utf-8") == 'device = "東京"\n'
     assert json.loads((folder / "environment.json").read_text(encoding="utf-8")) == environment()
 

@@ -58,8 +58,8 @@ SETTINGS = (
 class Tiny(Dataset):
     """A few digits: what is tried here is not learning."""
 
-    def load(self) -> Arrays:
-        everything = Digits().load()
+    def load(self, folder: Path) -> Arrays:
+        everything = Digits().load(Path())
         return everything._replace(train=Samples(everything.train.x[:80], everything.train.y[:80]))
 
 
@@ -67,10 +67,11 @@ class Tiny(Dataset):
 class Poisoned(Dataset):
     """The same, with a sample on which a client diverges in every round it takes part in."""
 
-    def load(self) -> Arrays:
-        arrays = Tiny().load()
-        arrays.train.x[POISON] = np.inf
-        return arrays
+    def load(self, folder: Path) -> Arrays:
+        arrays = Tiny().load(folder)
+        x = arrays.train.x.astype(np.float32)
+        x[POISON] = np.inf
+        return arrays._replace(train=arrays.train._replace(x=x))
 
 
 POISON = 34
@@ -175,7 +176,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         found[who] = digest(unpack(path.read_bytes())[0])
     assert {path.name for path in folder.iterdir()} <= {
         *("checkpoint", "clients.csv", "config.toml", "diagnostics", "environment.json"),
-        *("metrics.jsonl", "rounds.csv", "summary.json"),
+        *("metrics.jsonl", "partition.json", "rounds.csv", "summary.json"),
     }
     return found
 
@@ -376,7 +377,7 @@ def network(seed: int) -> Network:
 
 
 def test_a_run_on_data_and_a_network_of_ones_own_goes_on_with_them(tmp_path: Path) -> None:
-    train = Tiny().load().train
+    train = Tiny().load(Path()).train
     pool, other = Pool(train.x, train.y), Pool(train.x + 1, train.y)
     # A partition has to be named again: that of `given` data is another by default.
     settings = ("method.classifier_epochs=1", "checkpoint_every=2")

@@ -49,8 +49,8 @@ CLASSIFIER = 4 * (64 * 10 + 10)
 class FewDigits(Dataset):
     """The first digits only: evaluation is what takes time here."""
 
-    def load(self) -> Arrays:
-        everything = Digits().load()
+    def load(self, folder: Path) -> Arrays:
+        everything = Digits().load(Path())
         return everything._replace(train=Samples(everything.train.x[:400], everything.train.y[:400]))
 
 
@@ -435,7 +435,9 @@ def test_diverging_at_once_is_said_at_once(tmp_path: Path, method: str) -> None:
 def with_broken_client(made: Built, broken: int) -> Built:
     """Give one client infinite pixels."""
     clients = list(made.federation.clients)
-    clients[broken] = clients[broken]._replace(x=torch.full_like(clients[broken].x, math.inf))
+    source = clients[broken].source
+    infinite = source._replace(samples=torch.full_like(source.samples, math.inf, dtype=torch.float32))
+    clients[broken] = clients[broken]._replace(source=infinite)
     federation = made.federation._replace(clients=tuple(clients))
     backend = Sequential(made.method, federation, made.backend.key)
     return made._replace(federation=federation, backend=backend)

@@ -453,6 +453,7 @@ def test_presets_and_defaults() -> None:
         "integration_steps": 1,
         "integration_learning_rate": 0.01,
         "own_prototypes": False,
+        "proto_augment": False,
     }
 
 

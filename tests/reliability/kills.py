@@ -58,9 +58,9 @@ OPERATIONS = ("open", "write", "fsync", "replace", "rename", "link", "unlink", "
 class Tiny(Dataset):
     """A few digits: what is tried here is not learning."""
 
-    def load(self) -> Arrays:
+    def load(self, folder: Path) -> Arrays:
         """Take the first of them."""
-        everything = Digits().load()
+        everything = Digits().load(Path())
         return everything._replace(train=Samples(everything.train.x[:60], everything.train.y[:60]))
 
 

@@ -15,7 +15,19 @@ from torch.func import vmap
 
 from fedmate.backends.base import Backend, Cohort, Round, itemise, welcome
 from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
-from fedmate.core import ClientData, Federation, Method, Tree, fold, make_key, pad, stack, tree_map, unstack
+from fedmate.core import (
+    PER_CLIENT,
+    ClientData,
+    Federation,
+    Method,
+    Tree,
+    fold,
+    make_key,
+    stack,
+    stack_clients,
+    tree_map,
+    unstack,
+)
 
 
 @final
@@ -30,7 +42,7 @@ class Vectorised(Backend):
         """Stack the clients' data and initial states."""
         super().__init__(method, federation, key, chunk_size=chunk_size)
         self._stack = stack(self.initial_clients())
-        self._data = stack_data(federation.clients)
+        self._data = stack_clients(federation.clients)
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation) -> str | None:
@@ -67,7 +79,7 @@ class Vectorised(Backend):
             download = self.download(server, task.number, client_id)
             return train_client(self.method, task.number, client, download, data, key, test)
 
-        trained = vmap(train, chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        trained = vmap(train, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
         # Everybody at once is the common case, and needs no copy.
         if len(ids) == len(self.federation.clients):
             self._stack = trained.client
@@ -94,7 +106,7 @@ class Vectorised(Backend):
             download = self.download(server, task.number + 1, client_id)
             return view_client(self.method, client, download, data, key, self.federation.test)
 
-        views: Tree = vmap(view, chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        views: Tree = vmap(view, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
         return views
 
     def adapt(self, server: Tree, task: Round) -> Tree:
@@ -105,9 +117,9 @@ class Vectorised(Backend):
         def adapt(client: Tree, data: ClientData, key: Tensor) -> Tree:
             return view_newcomer(self.method, client, download, data, key, self.federation.test)
 
-        states, data = stack(self.initial_newcomers()), stack_data(self.federation.newcomers)
+        states, data = stack(self.initial_newcomers()), stack_clients(self.federation.newcomers)
         keys = fold(self.key, "newcomer round", task.number, ids)
-        views: Tree = vmap(adapt, chunk_size=self.chunk_size)(states, data, keys)
+        views: Tree = vmap(adapt, (0, PER_CLIENT, 0), chunk_size=self.chunk_size)(states, data, keys)
         return views
 
     def _rows(self, task: Round, ids: Tensor) -> tuple[Tree, ClientData, Tensor]:
@@ -115,7 +127,7 @@ class Vectorised(Backend):
         keys = fold(self.key, "round", task.number, ids)
         if len(ids) == len(self.federation.clients):
             return self._stack, self._data, keys
-        return tree_map(lambda leaf: leaf[ids], self._stack), ClientData(*(leaf[ids] for leaf in self._data)), keys
+        return tree_map(lambda leaf: leaf[ids], self._stack), self._data.map(lambda leaf: leaf[ids]), keys
 
 
 @final
@@ -151,12 +163,9 @@ def _two_clients(federation: Federation, batch_size: int) -> Federation:
     """Return a full batch of the largest client, and half of it as a second client that has to be padded."""
     largest = max(federation.clients, key=lambda data: len(data.y))
     rows = min(batch_size, len(largest.y))
-    clients = tuple(ClientData(*(leaf[:size] for leaf in largest)) for size in (rows, max(1, rows // 2)))
-    return Federation(clients, ClientData(*(leaf[:2] for leaf in federation.test)), federation.num_classes)
+    clients = (_first(largest, rows), _first(largest, max(1, rows // 2)))
+    return Federation(clients, _first(federation.test, 2), federation.num_classes)
 
 
-def stack_data(clients: tuple[ClientData, ...]) -> ClientData:
-    """Pad clients to the largest of them and stack them."""
-    length = max(len(data.y) for data in clients)
-    padded = [pad(data, length) for data in clients]
-    return ClientData(*(torch.stack(leaves) for leaves in zip(*padded, strict=True)))
+def _first(data: ClientData, count: int) -> ClientData:
+    return data.map(lambda leaf: leaf[:count])

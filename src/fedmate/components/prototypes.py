@@ -12,9 +12,14 @@ from fedmate.core.model import Model
 from fedmate.core.tree import Tree
 
 
-def local_prototypes(model: Model, params: Tree, data: ClientData, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return P_ik `[classes, width]`, zeros for a class without a sample, and n_ik `[classes]`, in evaluation mode."""
-    return class_means(all_features(model, params, data), data.y, data.mask, num_classes)
+def local_prototypes(
+    model: Model, params: Tree, data: ClientData, num_classes: int, key: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return P_ik `[classes, width]`, zeros for a class without a sample, and n_ik `[classes]`, in evaluation mode.
+
+    With a `key` they are those of samples varied as in training.
+    """
+    return class_means(all_features(model, params, data, key), data.y, data.mask, num_classes)
 
 
 def centre_loss(z: Tensor, batch: Batch, centres: Tensor, centred: Tensor) -> Tensor:

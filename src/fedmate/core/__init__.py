@@ -1,6 +1,7 @@
 """The language methods are written in. It knows tensors, and nothing of files, tables or machines."""
 
 from fedmate.core.data import (
+    PER_CLIENT,
     Batch,
     ClientData,
     Federation,
@@ -10,6 +11,9 @@ from fedmate.core.data import (
     client_data,
     num_samples,
     pad,
+    rows_of,
+    share_source,
+    stack_clients,
 )
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.local import SGD, Objective, cross_entropy, fit, gradient, loop, plain_autograd, supervised_loss
@@ -18,6 +22,7 @@ from fedmate.core.method import BOOKKEEPING, MODEL_PARTS, LocalResult, Method, S
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, option
 from fedmate.core.random import fold, make_key, normal, permutation, random_bits, shuffle, uniform
+from fedmate.core.source import Augmentation, Source
 from fedmate.core.tree import (
     Tree,
     all_finite,
@@ -36,7 +41,9 @@ from fedmate.core.tree import (
 __all__ = [
     "BOOKKEEPING",
     "MODEL_PARTS",
+    "PER_CLIENT",
     "SGD",
+    "Augmentation",
     "Batch",
     "BufferPolicy",
     "ClientData",
@@ -47,6 +54,7 @@ __all__ = [
     "Model",
     "Objective",
     "Setup",
+    "Source",
     "Training",
     "Tree",
     "Wire",
@@ -73,9 +81,12 @@ __all__ = [
     "permutation",
     "plain_autograd",
     "random_bits",
+    "rows_of",
     "select",
+    "share_source",
     "shuffle",
     "stack",
+    "stack_clients",
     "supervised_loss",
     "tree_map",
     "unflatten",

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedmate.core.random import fold, shuffle
+from fedmate.core.source import Augmentation, Source, plain_source
 
 
 class ClientData(NamedTuple):
-    """The samples of one client.
+    """The samples of one client: rows of a source that it may share with others.
 
     Attributes:
-        x: inputs `[samples, ...]`.
+        source: where samples lie.
+        rows: which of them are the client's, `[samples]`, int64.
         y: labels `[samples]`, int64.
         mask: `[samples]`, false where a row is padding.
     """
 
-    x: Tensor
+    source: Source
+    rows: Tensor
     y: Tensor
     mask: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """All its inputs, `[samples, ...]`, as a network reads them."""
+        return self.source.read(self.rows)
+
+    def vary(self, ids: Tensor, key: Tensor) -> Tensor:
+        """Return some of its inputs as a network reads them in training, `[ids, ...]`."""
+        rows = self.rows[ids]
+        # Without anything to draw there is no need of keys.
+        varied = self.source.augmentation != Augmentation()
+        return self.source.vary(rows, fold(key, "augment", ids)) if varied else self.source.read(rows)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ClientData:
+        """Apply a function to everything but the source: choose samples, or clients of a stack."""
+        return ClientData(self.source, *map(function, (self.rows, self.y, self.mask)))
 
 
 class Batch(NamedTuple):
     """Some samples of one client.
 
     Attributes:
-        x, y, mask: as in `ClientData`.
+        x: inputs `[batch, ...]`, varied as training wants them.
+        y, mask: as in `ClientData`.
         ids: which of the client's samples these are, `[batch]`.
         key: the randomness of this step, for dropout and augmentation.
     """
@@ -58,8 +79,27 @@ class Federation(NamedTuple):
 
 
 def client_data(x: Tensor, y: Tensor) -> ClientData:
-    """Make a client's data from its samples, without padding."""
-    return ClientData(x, y, torch.ones(len(y), dtype=torch.bool, device=y.device))
+    """Make a client's data from samples of its own that are read as they are, without padding."""
+    return rows_of(plain_source(x), torch.arange(len(y), device=y.device), y)
+
+
+def rows_of(source: Source, rows: Tensor, y: Tensor) -> ClientData:
+    """Make a client's data from rows of a source, without padding."""
+    return ClientData(source, rows, y, torch.ones_like(rows, dtype=torch.bool))
+
+
+def share_source(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
+    """Let clients be rows of one source, as they are already unless each came with its own."""
+    source = clients[0].source
+    if all(data.source is source for data in clients):
+        return tuple(clients)
+    if any(data.source.augmentation != source.augmentation for data in clients):
+        raise ValueError("clients whose samples are varied in different ways cannot share a source")
+    shared = source._replace(samples=torch.cat([data.source.samples[data.rows] for data in clients]))
+    ends = itertools.accumulate(len(data.rows) for data in clients)
+    device = source.samples.device
+    rows = [torch.arange(end - len(data.rows), end, device=device) for data, end in zip(clients, ends, strict=True)]
+    return tuple(data._replace(source=shared, rows=own) for data, own in zip(clients, rows, strict=True))
 
 
 def pad(data: ClientData, length: int) -> ClientData:
@@ -68,8 +108,20 @@ def pad(data: ClientData, length: int) -> ClientData:
     They repeat the first sample: a network may divide by a sample's own spread, and zeros would turn into NaN.
     """
     missing = length - len(data.y)
-    x, y = (torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])]) for leaf in (data.x, data.y))
-    return ClientData(x, y, torch.cat([data.mask, data.mask.new_zeros(missing)]))
+    rows, y = (torch.cat([leaf, leaf[:1].expand(missing)]) for leaf in (data.rows, data.y))
+    return ClientData(data.source, rows, y, torch.cat([data.mask, data.mask.new_zeros(missing)]))
+
+
+PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0)  # type: ignore[arg-type]
+"""What of a stack of clients has a client axis, as `torch.func.vmap` wants to be told: all but the source."""
+
+
+def stack_clients(clients: Sequence[ClientData]) -> ClientData:
+    """Pad clients to the largest of them and stack them; the source stays one."""
+    length = max(len(data.y) for data in clients)
+    padded = [pad(data, length) for data in share_source(clients)]
+    rows, y, mask = (torch.stack(leaves) for leaves in list(zip(*padded, strict=True))[1:])
+    return ClientData(padded[0].source, rows, y, mask)
 
 
 def num_samples(data: ClientData) -> Tensor:
@@ -79,7 +131,12 @@ def num_samples(data: ClientData) -> Tensor:
 
 def class_counts(data: ClientData, num_classes: int) -> Tensor:
     """Return n_ik, how many real samples of each class there are, `[classes]`."""
-    return _members(data.y, data.mask, num_classes).sum(0)
+    return count_classes(data.y, data.mask, num_classes)
+
+
+def count_classes(labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """Return how many of the labels that count there are of each class, `[classes]`, int64."""
+    return _members(labels, mask, num_classes).sum(0)
 
 
 def class_means(features: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -114,4 +171,5 @@ def batches(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iter
     for epoch in range(epochs):
         order, step_key = shuffle(fold(key, epoch), data.mask), fold(key, epoch, "step")
         for step, ids in enumerate(torch.split(order, batch_size)):
-            yield Batch(data.x[ids], data.y[ids], data.mask[ids], ids, fold(step_key, step))
+            moment = fold(step_key, step)
+            yield Batch(data.vary(ids, moment), data.y[ids], data.mask[ids], ids, moment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedmate.core.data import ClientData, class_counts
+from fedmate.core.data import ClientData, count_classes
 from fedmate.core.layers import mask_context
 from fedmate.core.local import cross_entropy
 from fedmate.core.model import Model
@@ -15,11 +15,12 @@ CHUNK = 1000
 """Samples evaluated at once: enough to keep a processor busy, few enough for its memory."""
 
 
-def all_features(model: Model, params: Tree, data: ClientData) -> Tensor:
-    """Return the features of all samples, in evaluation mode, some at a time."""
+def all_features(model: Model, params: Tree, data: ClientData, key: Tensor | None = None) -> Tensor:
+    """Return the features of all samples, in evaluation mode, some at a time; with a `key`, of varied samples."""
     found = []
-    for x, mask in zip(torch.split(data.x, CHUNK), torch.split(data.mask, CHUNK), strict=True):
-        with mask_context(mask):
+    for ids in torch.split(torch.arange(data.rows.shape[0], device=data.rows.device), CHUNK):
+        x = data.source.read(data.rows[ids]) if key is None else data.vary(ids, key)
+        with mask_context(data.mask[ids]):
             found.append(model.features(params, x)[0])
     return torch.cat(found)
 
@@ -36,5 +37,5 @@ def mean_loss(model: Model, params: Tree, data: ClientData) -> Tensor:
 def class_accuracies(model: Model, params: Tree, test: ClientData, num_classes: int) -> Tensor:
     """Return the share of each class that is recognised, `[classes]`, float64; NaN where a class has no sample."""
     right = (_logits(model, params, test).argmax(-1) == test.y) & test.mask
-    hits = class_counts(ClientData(test.x, test.y, right), num_classes)
-    return hits.to(torch.float64) / class_counts(test, num_classes)
+    hits = count_classes(test.y, right, num_classes)
+    return hits.to(torch.float64) / count_classes(test.y, test.mask, num_classes)

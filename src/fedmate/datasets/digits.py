@@ -7,6 +7,7 @@ There is no official split: what no client trains on is the test split.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -23,16 +24,16 @@ NORMALISATION = Normalisation(mean=(4.884,), std=(6.017,))
 class Digits(Dataset):
     """Handwritten digits, small enough for a laptop and real enough to tell methods apart."""
 
-    defaults: ClassVar[dict[str, dict[str, Any]]] = {
-        "partition": {"examples": 40},
-        "model": {"name": "digits_cnn"},
-    }
-
     # Chosen on validation samples: benchmarks/tune_digits.py.
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"tuned": {"training": {"learning_rate": 0.2}}}
 
-    def load(self) -> Arrays:
-        """Read the digits."""
+    @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """Few samples for each client, whatever the partition: the rest is the test split."""
+        return {"partition": {"examples": 40}, "model": {"name": "digits_cnn"}}
+
+    def load(self, folder: Path) -> Arrays:
+        """Read the digits from scikit-learn; nothing lies in `folder`."""
         images, labels = load_digits(return_X_y=True)
-        samples = Samples(images.reshape(-1, 1, 8, 8), labels.astype(np.int64))
+        samples = Samples(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64))
         return Arrays(samples, None, tuple(str(digit) for digit in range(10)), NORMALISATION)

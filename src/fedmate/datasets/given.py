@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeAlias, final
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -26,11 +27,14 @@ MOST_CLASSES = 100_000
 class Given(Dataset):
     """Arrays that were handed to `fedmate.run(data=...)` in Python."""
 
-    defaults: ClassVar[dict[str, dict[str, Any]]] = {"partition": {"name": "dirichlet"}}
-
     digest: str = option("", "fingerprint of the arrays")
 
-    def load(self) -> NoReturn:
+    @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """A partition that fits any number of classes."""
+        return {"partition": {"name": "dirichlet"}}
+
+    def load(self, folder: Path) -> NoReturn:
         """Say that a file cannot hold them."""
         raise UserError(
             "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call "

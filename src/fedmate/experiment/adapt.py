@@ -18,7 +18,7 @@ from fedmate.core import ClientData, Tree, class_accuracies, class_counts, fold,
 from fedmate.datasets import Samples
 from fedmate.datasets.given import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.build import to_device
+from fedmate.experiment.deal import ready
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution
 from fedmate.experiment.export import describe, global_params, untrained
 from fedmate.experiment.newcomer import Newcomer, read_newcomer
@@ -91,15 +91,15 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
 
 
 def _ready(part: str, samples: Samples, restored: Restored) -> ClientData:
-    """Normalise samples, and put them into the run's precision."""
-    normalised = restored.card.normalisation.apply(samples.x.astype(np.float64))
-    ready = to_device(restored.experiment, normalised, samples.y)
-    if not torch.isfinite(ready.x).all():
+    """Put samples into the run's precision, to be read as its clients read theirs."""
+    card = restored.card
+    ready_ = ready(restored.experiment, card.normalisation, Samples(samples.x.astype(np.float64), samples.y))
+    if not torch.isfinite(ready_.x).all():
         raise UserError(
-            f"`data` holds {part} samples that are too large for {restored.card.dtype}, the run's precision; check the "
-            "scale of its numbers."
+            f"`data` holds {part} samples that are too large for {card.dtype}, the run's precision; check the scale of "
+            "its numbers."
         )
-    return ready
+    return ready_
 
 
 def _train(restored: Restored, data: ClientData) -> Adapted:

@@ -37,6 +37,10 @@ class General:
     rounds: int = option(50, "how many rounds there are (T)", Limits(at_least=1))
     participation: float = option(1.0, "share of clients sampled each round", Limits(above=0, at_most=1))
     eval_every: int = option(10, "rounds between evaluations; the last is always evaluated", Limits(at_least=1))
+    evaluate_on: Literal["test", "validation"] = option(
+        "test", "`validation`: training samples that no client holds instead, to choose settings on"
+    )
+    validation_per_class: int = option(100, "how many of those there are for each class", Limits(at_least=1))
     holdout_clients: float = option(
         0.0, "share of clients kept out of training and met as newcomers", Limits(at_least=0, below=1)
     )
@@ -152,7 +156,8 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
         check_shape(layer)
-    layers = _with_dataset_layers(layers)
+    dataset = _resolve_section("dataset", DATASETS, layers)
+    layers = [_defaults_of(dataset), *_with_presets(layers)]
     general: Values = {}
     for layer in layers:
         found = {key: value for key, value in layer.values.items() if key in options_of(General)}
@@ -161,10 +166,10 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     training: Values = {}
     for layer in layers:
         training |= _typed("training", Training, layer.values.get("training", {}), layer.source)
-    named = {section: _resolve_section(section, table, layers) for section, table in NAMED_SECTIONS.items()}
+    named = {name: _resolve_section(name, table, layers) for name, table in NAMED_SECTIONS.items() if name != "dataset"}
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")
-    return Experiment(general=General(**general), training=Training(**training), **named)
+    return Experiment(general=General(**general), training=Training(**training), dataset=dataset, **named)
 
 
 _PRESET = "the preset"
@@ -185,8 +190,14 @@ def check_shape(layer: Layer) -> None:
             )
 
 
-def _with_dataset_layers(layers: Sequence[Layer]) -> list[Layer]:
-    """Add what the chosen data set brings along: its defaults first, a preset's values beneath who asks for it."""
+def _defaults_of(dataset: Section) -> Layer:
+    """Return what the chosen data set brings along, beneath everything else."""
+    chosen: Dataset = DATASETS[dataset.name](**dataset.options)
+    return Layer(f"the data set `{dataset.name}`", chosen.defaults)
+
+
+def _with_presets(layers: Sequence[Layer]) -> list[Layer]:
+    """Add the values of the data set's presets, each beneath the layer that asks for it."""
     name, spread = DEFAULT_NAMES["dataset"], list[Layer]()
     for layer in layers:
         given = layer.values.get("dataset", {})
@@ -198,23 +209,27 @@ def _with_dataset_layers(layers: Sequence[Layer]) -> list[Layer]:
             values = _preset("dataset", name, presets, given["preset"], layer.source)
             spread.append(Layer(f"{_PRESET} `{given['preset']}` of `{name}`", values))
         spread.append(layer)
-    defaults = lookup("dataset", DATASETS, name, "the experiment").defaults
-    return [Layer(f"the data set `{name}`", defaults), *spread]
+    return spread
 
 
 def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]) -> Section:
-    name, options = DEFAULT_NAMES[section], Values()
-    for layer in layers:
+    name, options, bound = DEFAULT_NAMES[section], Values(), set[str]()
+    cls = table[name]
+    for number, layer in enumerate(layers):
         given = dict(layer.values.get(section, {}))
+        named = "name" in given
         chosen = given.pop("name", name)
         cls = lookup(section, table, chosen, layer.source)
         if chosen != name:
-            options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
-            name = chosen
+            shared = set(options_of(COMMON[section])) - bound
+            options = {key: value for key, value in options.items() if key in shared}
+            name, bound = chosen, set[str]()
+        # What a data set says about one name does not hold for another.
+        bound = set(given) if named and number == 0 and section != "dataset" else bound - set(given)
         if section == "method" and "preset" in given:
             options |= _preset(section, name, cls.presets, given.pop("preset"), layer.source)
         if section == "dataset":
-            # Its preset speaks about other sections and was spread over them already.
+            # Its preset speaks about other sections and is spread over them.
             given.pop("preset", None)
         options |= _typed(section, cls, given, layer.source)
     check_options(section, cls, options)

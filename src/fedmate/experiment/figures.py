@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedmate.backends.base import ClientReport, RoundResult, View
 from fedmate.core import ClientData, Federation, class_counts
-from fedmate.experiment.build import Built, held_out
+from fedmate.experiment.build import Built
+from fedmate.experiment.deal import held_out
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number
 
 VIEWS = ("pre", "post", "global")
@@ -44,6 +45,8 @@ def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, A
         "method": experiment.method.name,
         "dataset": experiment.dataset.name,
         "partition": experiment.partition.name,
+        "partition_sha256": built.dealt.sha256,
+        "evaluated_on": experiment.general.evaluate_on,
         "seed": experiment.general.seed,
         "rounds": experiment.general.rounds,
         "clients": len(built.federation.clients),

@@ -1,9 +1,10 @@
-"""What an experiment takes from Python instead of from its tables: a user's arrays and network."""
+"""What an experiment takes from its surroundings: a user's arrays and network, and the place of data sets."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -23,11 +24,13 @@ class Given(NamedTuple):
         data: samples, pooled or by client.
         module: a network that ends in a layer with a name; training starts from its weights.
         classifier: that name.
+        folder: where data sets lie; `data_folder` knows if it is left out.
     """
 
     data: Pool | Sites | None = None
     module: nn.Module | None = None
     classifier: str | None = None
+    folder: Path | None = None
 
     def layer(self) -> Layer:
         """Return what the experiment has to say about them."""

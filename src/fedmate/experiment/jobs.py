@@ -123,10 +123,16 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
         return Job(folder, None, [])
     checkpoint = Checkpoint(folder)
     checkpoint.check_all()
+    initial, note = checkpoint.initial()
     try:
-        built = build(stored_experiment(folder), given, checkpoint.initial()[0])
+        built = build(stored_experiment(folder), given, initial)
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
+    if note.get("partition") != built.dealt.sha256:
+        raise UserError(
+            f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
+            "the old digests); put the old files back, or start a new run with `--out`."
+        )
     return Job(folder, built, built.notes)
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmate import storage
+from fedmate.core import Augmentation
 from fedmate.core.layers import drop_statistics
 from fedmate.core.measure import CHUNK
 from fedmate.core.serialise import DamagedError, pack, unpack
@@ -137,10 +138,10 @@ class PortableModel:
         return logits
 
     def _tensor(self, samples: NDArray[Any]) -> Tensor:
-        # What is too large for the network's precision is found in its answer.
-        with np.errstate(over="ignore"):
-            normalised = self.card.normalisation.apply(samples.astype(np.float64))
-        return torch.from_numpy(normalised).to(getattr(torch, self.card.dtype))
+        """Normalise samples as runs do; what is too large for the network's precision is found in its answer."""
+        dtype = getattr(torch, self.card.dtype)
+        source = self.card.normalisation.source(samples.astype(np.float64), Augmentation(), dtype, "cpu")
+        return source.read(torch.arange(len(samples)))
 
     def _to_safetensors(self) -> bytes:
         return pack(dict(self.module.state_dict()), self._note(self.card))

@@ -49,10 +49,11 @@ class Recorder:
         self._written = {name: _Written(0, hashlib.sha256()) for name in GROWING}
 
     @staticmethod
-    def begin(folder: Path, config: str) -> None:
-        """Say what is about to run."""
+    def begin(folder: Path, config: str, partition: str) -> None:
+        """Say what is about to run, and on which samples."""
         folder.mkdir(exist_ok=True)
         storage.write(folder / "config.toml", config.encode())
+        storage.write(folder / "partition.json", partition.encode())
         storage.write(folder / "environment.json", _to_json(environment()))
 
     def add_round(self, rows: Iterable[Mapping[str, Any]]) -> None:

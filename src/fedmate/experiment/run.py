@@ -50,8 +50,8 @@ def sample_participants(seed: int, round_number: int, num_clients: int, particip
 def begin(folder: Path, built: Built) -> None:
     """Write the record of a run that has not begun: what `run` goes on from."""
     config = built.experiment.to_toml()
-    Recorder.begin(folder, config)
-    initial, note = built.method.setup.model.init_params(), built.card.to_dict()
+    Recorder.begin(folder, config, built.dealt.to_json())
+    initial, note = built.method.setup.model.init_params(), {**built.card.to_dict(), "partition": built.dealt.sha256}
     Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
 

@@ -87,6 +87,7 @@ class FedMate(Method):
     integration_learning_rate: float = option(0.01, "their step size (eta)", NOT_NEGATIVE)
     mask_unknown: bool = option(False, "leave classes without a prototype out of the softmax of eq. 8")
     own_prototypes: bool = option(False, "classes without a global prototype are centred on the client's own")
+    proto_augment: bool = option(False, "prototypes of cropped and flipped images, as in the authors' code")
 
     def __post_init__(self) -> None:
         """Refuse a schedule that does not exist."""
@@ -200,7 +201,7 @@ class FedMate(Method):
         params, discriminators = self.personal_params(client, download), client["discriminators"]
         if self.classifier_start == "global":
             params = {**params, "classifier": download["classifier"]}
-        own, counts = local_prototypes(model, params, data, self.setup.num_classes)
+        own, counts = self._prototypes(params, data, fold(key, "own"))
         knowledge = Knowledge(download["prototypes"], download["known"], own, counts > 0, download["classifier"])
         fusion, objective = self._fusion(download["round"], own.dtype), self._extractor_objective(knowledge)
 
@@ -215,10 +216,15 @@ class FedMate(Method):
             params = fit(objective, params, steps, training.optimiser(), ("extractor",))
             losses = fused.losses
 
-        prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)
+        prototypes, counts = self._prototypes(params, data, fold(key, "prototypes"))
         upload = {**params, "prototypes": prototypes, "class_counts": counts}
         kept = {**params, "discriminators": discriminators}
         return LocalResult(kept, upload, params, diagnostics={"losses": losses, "prototypes": prototypes})
+
+    def _prototypes(self, params: Tree, data: ClientData, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the client's prototypes and class counts."""
+        model, classes = self.setup.model, self.setup.num_classes
+        return local_prototypes(model, params, data, classes, key if self.proto_augment else None)
 
     def _fusion(self, round_number: Tensor, dtype: torch.dtype) -> Fusion:
         """Return how the classifier is trained in this round."""

@@ -4,6 +4,8 @@ from fedmate.models.base import Architecture
 from fedmate.models.cnn import AnimalsCNN, Cifar100CNN, CifarCNN, EmnistCNN
 from fedmate.models.digits_cnn import DigitsCNN
 from fedmate.models.given import Given
+from fedmate.models.mlp import MLP
+from fedmate.models.resnet import ResNet18
 from fedmate.registry import Registry
 
 __all__ = ["MODELS", "Architecture"]
@@ -17,5 +19,7 @@ MODELS: Registry[type[Architecture]] = Registry(
         "digits_cnn": DigitsCNN,
         "emnist_cnn": EmnistCNN,
         "given": Given,
+        "mlp": MLP,
+        "resnet18": ResNet18,
     },
 )

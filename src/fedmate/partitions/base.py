@@ -20,18 +20,26 @@ class Deck(NamedTuple):
     """What is dealt.
 
     Attributes:
-        labels: of every sample, `[samples]`.
+        labels: of the samples, `[samples]`.
         num_classes: how many classes there are.
-        rng: where chance comes from.
+        rng: where all randomness comes from.
+        groups: classes that dominate clients together, if the data set names them.
+        clients: whose each sample is, numbered from 0, if the data set tells.
     """
 
     labels: Indices
     num_classes: int
     rng: np.random.Generator
+    groups: tuple[tuple[int, ...], ...] = ()
+    clients: Indices | None = None
+
+    def classes(self) -> list[Indices]:
+        """Return the samples of each class in ascending order."""
+        return hand_out(np.arange(len(self.labels), dtype=np.int64), self.labels, self.num_classes)
 
     def shuffled_classes(self) -> list[Indices]:
         """Return the samples of each class in random order."""
-        return [self.rng.permutation(np.flatnonzero(self.labels == k)) for k in range(self.num_classes)]
+        return [self.rng.permutation(pile) for pile in self.classes()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +48,36 @@ class Partition(ABC):
 
     clients: int = option(20, "how many clients there are (N)", Limits(at_least=1))
     examples: int | None = option(None, "the most samples a client gets", Limits(at_least=1))
+    redundant_clients: float = option(
+        0.0, "share of clients that hold one of their samples many times", Limits(at_least=0, at_most=1)
+    )
+    redundant_samples: float = option(
+        0.5, "the share of such a client's places that this sample takes", Limits(at_least=0, at_most=1)
+    )
 
     def __post_init__(self) -> None:
         """Refuse options outside their limits."""
         check_options("partition", type(self), vars(self))
 
-    def split(self, labels: Indices, num_classes: int, rng: np.random.Generator) -> list[Indices]:
+    def split(self, deck: Deck) -> list[Indices]:
         """Return which samples each client holds, in ascending order, at least one each."""
-        if self.clients > len(labels):
-            raise UserError(
-                f"`partition.clients` is {self.clients}, but the data set has {len(labels)} samples; use at most as "
-                "many clients as samples."
-            )
-        hands = [np.sort(rows) for rows in self.deal(Deck(labels, num_classes, rng))]
+        self.check(deck)
+        hands = [np.sort(rows) for rows in self.deal(deck)]
         empty = next((i for i, rows in enumerate(hands) if not len(rows)), None)
         if empty is not None:
-            raise UserError(f"`partition.clients` is {self.clients}, but client {empty} gets no sample; use fewer.")
+            raise UserError(
+                f"`partition.clients` makes {len(hands)} clients, but client {empty} gets no sample; use fewer of "
+                "them, or another partition."
+            )
         return hands
+
+    def check(self, deck: Deck) -> None:
+        """Raise `UserError` if there cannot be that many clients."""
+        if self.clients > len(deck.labels):
+            raise UserError(
+                f"`partition.clients` is {self.clients}, but the data set has {len(deck.labels)} samples; use at most "
+                "as many clients as samples."
+            )
 
     @abstractmethod
     def deal(self, deck: Deck) -> list[Indices]:
@@ -65,3 +86,12 @@ class Partition(ABC):
     def cap(self, size: int) -> int:
         """Return `size`, or `examples` if that is less."""
         return size if self.examples is None else min(size, self.examples)
+
+
+def hand_out(rows: Indices, owners: Indices, count: int) -> list[Indices]:
+    """Give each of `rows` to its owner, a number below `count`; in a hand they keep the order they came in.
+
+    Sorted once for everybody: looking through all rows for each owner would take hours with many.
+    """
+    ends = np.bincount(owners, minlength=count).cumsum()
+    return np.split(rows[np.argsort(owners, kind="stable")], ends[:-1])

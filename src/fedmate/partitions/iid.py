@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
 from fedmate.partitions.base import Deck, Indices, Partition
 
 
@@ -16,5 +18,5 @@ class IID(Partition):
     def deal(self, deck: Deck) -> list[Indices]:
         """Cut one shuffled pile."""
         size = self.cap(len(deck.labels) // self.clients)
-        pile = deck.rng.permutation(len(deck.labels))
+        pile = deck.rng.permutation(np.arange(len(deck.labels), dtype=np.int64))
         return [pile[i * size : (i + 1) * size] for i in range(self.clients)]

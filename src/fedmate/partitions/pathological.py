@@ -1,7 +1,8 @@
 """Pathological: each client holds a few classes only, as in the paper's Table 2.
 
 A client draws its classes at random, then the same number of samples from each: all the training samples divided by
-clients and classes per client. Samples are distinct within a client; two clients may hold the same one.
+clients and classes per client, rounded down, or all that a class has. Samples are distinct within a client; two clients
+may hold the same one, and there may be a class that nobody holds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Pathological(Partition):
 
     def deal(self, deck: Deck) -> list[Indices]:
         """Draw classes, then samples."""
-        held, classes = self.classes_per_client, len(np.unique(deck.labels))
-        if held > classes:
+        held, piles = self.classes_per_client, [pile for pile in deck.classes() if len(pile)]
+        if held > len(piles):
             raise UserError(
-                f"`partition.classes_per_client` is {held}, but the data set has {classes} classes; use at most that "
-                "many."
+                f"`partition.classes_per_client` is {held}, but the data set has {len(piles)} classes; use at most "
+                "that many."
             )
         # At least one sample per class, even with more clients and classes than samples to go round.
         size = self.cap(held * max(1, len(deck.labels) // (self.clients * held)))
@@ -38,15 +39,14 @@ class Pathological(Partition):
                 f"`partition.examples` is {size}, fewer than `partition.classes_per_client`, {held}; give each class "
                 "at least one sample."
             )
-        return [self._draw(deck, size, i) for i in range(self.clients)]
+        return [self._draw(piles, size, i, deck.rng) for i in range(self.clients)]
 
-    def _draw(self, deck: Deck, size: int, client: int) -> Indices:
+    def _draw(self, piles: list[Indices], size: int, client: int, rng: np.random.Generator) -> Indices:
         held = self.classes_per_client
-        classes = np.sort(deck.rng.choice(np.unique(deck.labels), held, replace=False))
+        classes = np.sort(rng.choice(len(piles), held, replace=False))
         rows = []
         for j, k in enumerate(classes):
-            members = np.flatnonzero(deck.labels == k)
             # What does not divide goes round, beginning at the client's number.
             wanted = size // held + ((j - client) % held < size % held)
-            rows.append(deck.rng.choice(members, min(wanted, len(members)), replace=False))
+            rows.append(rng.choice(piles[k], min(wanted, len(piles[k])), replace=False))
         return np.concatenate(rows)

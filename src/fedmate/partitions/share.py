@@ -1,23 +1,27 @@
-"""Share: a part of each client's samples is uniform over classes, the rest comes from three dominant classes.
+"""Share: a part of each client's samples is uniform over classes, the rest comes from a few dominant classes.
 
-The paper's s%: `share` percent uniform. Clients fall into groups of dominant classes {0,1,2}, {2,3,4}, {4,5,6}, ...,
-the last of which closes the ring; client i belongs to group i modulo the number of groups. Clients never overlap.
+The paper's s%: `share` percent uniform. Clients fall into fixed groups of dominant classes: those that the data set
+names, or {0,1,2}, {2,3,4}, {4,5,6}, ..., the last of which closes the ring; client i belongs to group i modulo the
+number of groups. So the authors' code has it; with `groups = "random"` each client draws its own, as the paper's text
+says. Clients never overlap.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
 from fedmate.core import Limits, option
 from fedmate.errors import UserError
-from fedmate.partitions.base import Deck, Indices, Partition
+from fedmate.partitions.base import Deck, Indices, Partition, hand_out
 
 DOMINANT = 3
-"""How many classes dominate a client."""
+"""How many classes dominate a client, where nothing else is said."""
 
 
 @final
@@ -28,55 +32,99 @@ class Share(Partition):
     share: float = option(
         10.0, "percent of a client's samples that is uniform over classes (s)", Limits(at_least=0, at_most=100)
     )
+    groups: Literal["fixed", "random"] = option(
+        "fixed", "dominant classes: `fixed` groups that clients share, or drawn at `random` by each client"
+    )
+    dominant: int = option(DOMINANT, "how many classes a client draws if `groups` is `random`", Limits(at_least=1))
 
     def deal(self, deck: Deck) -> list[Indices]:
         """Deal each class from one shuffled pile."""
-        if deck.num_classes <= DOMINANT:
-            raise UserError(
-                f"`partition.name` is `share`, which needs over {DOMINANT} classes, not {deck.num_classes}."
-            )
+        self._check_classes(deck)
         piles = deck.shuffled_classes()
-        available = np.array([len(pile) for pile in piles])
+        groups = self._groups(deck)
         size = self.cap(len(deck.labels) // self.clients)
-        counts = self.class_counts(size, deck.num_classes)
-        self._check(counts, available)
-        ends = counts.cumsum(axis=0)
-        return [
-            np.concatenate([pile[end - n : end] for pile, n, end in zip(piles, counts[i], ends[i], strict=True)])
-            for i in range(self.clients)
-        ]
+        counts = self.class_counts(size, deck.num_classes, groups)
+        self._check_counts(counts, np.array([len(pile) for pile in piles]), groups)
+        rows = np.concatenate([pile[:used] for pile, used in zip(piles, counts.sum(axis=0), strict=True)])
+        owners = np.tile(np.arange(self.clients), deck.num_classes)
+        return hand_out(rows, np.repeat(owners, counts.T.ravel()), self.clients)
 
-    def class_counts(self, size: int, num_classes: int) -> Indices:
-        """Return how many samples of each class each client gets, `[clients, classes]`."""
-        counts = np.zeros((self.clients, num_classes), dtype=np.int64)
+    def class_counts(self, size: int, num_classes: int, groups: Sequence[Sequence[int]]) -> Indices:
+        """Return how many samples of each class each client gets, `[clients, classes]`.
+
+        Args:
+            size: how many samples a client gets.
+            num_classes: how many classes there are.
+            groups: dominant classes; client i has those of group i modulo their number.
+        """
         # The small addition undoes rounding: 18.4 percent of 375 is 68.99999999999999.
         uniform = math.floor(size * self.share / 100 + 1e-9)
-        num_groups = -(-num_classes // 2)
-        for i in range(self.clients):
-            first = 2 * (i % num_groups)
-            dominant = [(first + j) % num_classes for j in range(DOMINANT)]
-            _deal_evenly(counts[i], list(range(num_classes)), uniform, i)
-            _deal_evenly(counts[i], dominant, size - uniform, i)
+        clients = np.arange(self.clients)
+        counts = _evenly(uniform, num_classes, clients)
+        for number, group in enumerate(groups):
+            members = clients[number :: len(groups)]
+            counts[members[:, None], group] += _evenly(size - uniform, len(group), members)
         return counts
 
-    def _check(self, counts: Indices, available: Indices) -> None:
+    def _groups(self, deck: Deck) -> Sequence[Sequence[int]]:
+        if self.groups == "fixed":
+            return deck.groups or ring(deck.num_classes)
+        draws = (deck.rng.choice(deck.num_classes, self.dominant, replace=False) for _ in range(self.clients))
+        return [sorted(drawn.tolist()) for drawn in draws]
+
+    def _check_classes(self, deck: Deck) -> None:
+        """Refuse what makes no groups."""
+        if self.groups == "random" and self.dominant > deck.num_classes:
+            raise UserError(
+                f"`partition.dominant` is {self.dominant}, but the data set has {deck.num_classes} classes; use at "
+                "most that many."
+            )
+        if self.groups == "fixed" and self.dominant != DOMINANT:
+            raise UserError(
+                f"`partition.dominant` is {self.dominant}, but fixed groups have a size of their own; leave it out, or "
+                "set `partition.groups` to `random`."
+            )
+        if self.groups == "fixed" and not deck.groups and deck.num_classes <= DOMINANT:
+            raise UserError(
+                f"`partition.name` is `share`, which needs over {DOMINANT} classes, not {deck.num_classes}; use "
+                "another partition."
+            )
+
+    def _check_counts(self, counts: Indices, available: Indices, groups: Sequence[Sequence[int]]) -> None:
+        """Refuse to take more of a class than there is, and say what would fit."""
         short = np.flatnonzero(counts.sum(axis=0) > available)
         if not len(short):
             return
         k, size = int(short[0]), int(counts[0].sum())
-        fitting = [n for n in range(1, size) if (self.class_counts(n, len(available)).sum(0) <= available).all()]
-        advice = "use fewer `partition.clients`" if self.clients > 1 else "use another partition"
+
+        def too_large(smaller: int) -> bool:
+            taken = self.class_counts(smaller, len(available), groups).sum(axis=0)
+            return bool((taken > available).any())
+
+        # A client that gets more samples gets no fewer of any class, so sizes that fit come before those that do not.
+        fitting = bisect_right(range(1, size), False, key=too_large)
+        advice = "use another partition"
         if fitting:
-            advice = f"set `partition.examples` to at most {fitting[-1]}"
+            advice = f"set `partition.examples` to at most {fitting}"
+        elif self.clients > 1 and available[k]:
+            advice = "use fewer `partition.clients`"
         raise UserError(
             f"`partition.examples` gives {size} samples to each of {self.clients} clients, which takes "
             f"{counts[:, k].sum()} of class {k}, but the data set has {available[k]}; {advice}."
         )
 
 
-def _deal_evenly(counts: Indices, classes: list[int], total: int, start: int) -> None:
-    """Add `total` samples over `classes`; what does not divide goes round, beginning at the client's number."""
-    each, rest = divmod(total, len(classes))
-    counts[classes] += each
-    for j in range(rest):
-        counts[classes[(start + j) % len(classes)]] += 1
+def ring(num_classes: int) -> list[list[int]]:
+    """Return the groups {0,1,2}, {2,3,4}, ...: each shares a class with the next, and the last with the first.
+
+    Example:
+        >>> ring(7)
+        [[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 0, 1]]
+    """
+    return [[(first + j) % num_classes for j in range(DOMINANT)] for first in range(0, num_classes, 2)]
+
+
+def _evenly(total: int, kinds: int, clients: Indices) -> Indices:
+    """Divide `total` by `kinds` for each client; what does not divide goes round, beginning at the client's number."""
+    each, rest = divmod(total, kinds)
+    return each + ((np.arange(kinds) - clients[:, None]) % kinds < rest)

@@ -1,0 +1,211 @@
+"""Who holds what: from a data set and a partition to the data of an experiment, and the account of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedmate.core import ClientData, Federation, rows_of
+from fedmate.datasets import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
+from fedmate.datasets.place import data_folder
+from fedmate.errors import UserError
+from fedmate.experiment.config import Experiment
+from fedmate.experiment.given import Given
+from fedmate.partitions import PARTITIONS, Deck, repeat_samples
+
+Rows = NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """A data set with its samples given out.
+
+    Attributes:
+        arrays: the data set.
+        data_sha256: what tells its content from others.
+        clients: the rows of the training part that each client in training holds, in ascending order.
+        newcomers: those of the clients that stay out of training.
+        validation: the rows to evaluate on instead of the test split, if that was asked for.
+        test: what everybody is evaluated on.
+    """
+
+    arrays: Arrays
+    data_sha256: str
+    clients: list[Rows]
+    newcomers: list[Rows]
+    validation: Rows | None
+    test: Samples
+
+    @property
+    def sha256(self) -> str:
+        """What tells this deal from others: the content of the data set and everybody's rows."""
+        found = hashlib.sha256(self.data_sha256.encode())
+        for kind, hands in (("client", self.clients), ("newcomer", self.newcomers), ("validation", [self.validation])):
+            for rows in hands:
+                if rows is not None:
+                    found.update(f"{kind} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
+        return found.hexdigest()
+
+    def class_counts(self) -> NDArray[np.int64]:
+        """Return how many samples of each class each client holds, newcomers last, `[clients, classes]`."""
+        labels, classes = self.arrays.train.y, len(self.arrays.class_names)
+        hands = [*self.clients, *self.newcomers]
+        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in hands]).astype(np.int64)
+
+    def to_json(self) -> str:
+        """Return the account of it, a line for each client: rows count from 0 in the data set's training part."""
+        head = {"sha256": self.sha256, "data_sha256": self.data_sha256, "classes": self.arrays.class_names}
+        lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in head.items()]
+        for name, hands in (("clients", self.clients), ("newcomers", self.newcomers)):
+            rows = ",\n".join(json.dumps(hand.tolist()) for hand in hands)
+            lines.append(f'"{name}": [\n{rows}\n]' if hands else f'"{name}": []')
+        if self.validation is not None:
+            lines.append(f'"validation": {json.dumps(self.validation.tolist())}')
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def deal(experiment: Experiment, given: Given) -> Deal:
+    """Load the data set and give its samples out, or raise `UserError`."""
+    dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
+    arrays = given.data.arrays if given.data else dataset.load(data_folder(given.folder))
+    hands = given.data.hands if given.data else None
+    held = np.array([], np.int64) if hands else _hold_back(experiment, arrays)
+    kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)
+    if hands is None:
+        hands = [kept[rows] for rows in _split(experiment, dataset, arrays, kept)]
+    rest = np.setdiff1d(kept, np.concatenate(hands))
+    validation = _draw_validation(experiment, arrays, rest) if experiment.general.evaluate_on == "validation" else None
+    test = _test_split(arrays, held if len(held) else rest) if validation is None else _take(arrays.train, validation)
+    # Only now: the test split must not depend on how many samples are repeated.
+    options = experiment.partition.options
+    hands = repeat_samples(
+        hands, options["redundant_clients"], options["redundant_samples"], random_of(experiment, b"redundant")
+    )
+    away = held_out(experiment, len(hands))
+    return Deal(
+        arrays,
+        arrays.digest or content_digest(arrays),
+        clients=[rows for i, rows in enumerate(hands) if i not in away],
+        newcomers=[hands[i] for i in sorted(away)],
+        validation=validation,
+        test=test,
+    )
+
+
+def federate(experiment: Experiment, dealt: Deal) -> Federation:
+    """Put what was dealt where the experiment runs: the samples that somebody holds, once, and the test split."""
+    arrays = dealt.arrays
+    hands = [*dealt.clients, *dealt.newcomers]
+    used, places = np.unique(np.concatenate(hands), return_inverse=True)
+    everyone = ready(experiment, arrays.normalisation, _take(arrays.train, used))
+    ends = np.cumsum([len(rows) for rows in hands])[:-1]
+    device = everyone.y.device
+    clients = [
+        rows_of(everyone.source, rows, everyone.y[rows])
+        for rows in (torch.from_numpy(own).to(device) for own in np.split(places.astype(np.int64), ends))
+    ]
+    return Federation(
+        clients=tuple(clients[: len(dealt.clients)]),
+        test=ready(experiment, arrays.normalisation, dealt.test),
+        num_classes=len(arrays.class_names),
+        newcomers=tuple(clients[len(dealt.clients) :]),
+    )
+
+
+def ready(experiment: Experiment, normalisation: Normalisation, samples: Samples) -> ClientData:
+    """Put samples where an experiment runs."""
+    general = experiment.general
+    dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
+    source = normalisation.source(samples.x, dataset.augmentation, getattr(torch, general.dtype), general.device)
+    y = torch.from_numpy(samples.y).to(general.device)
+    return rows_of(source, torch.arange(len(y), device=y.device), y)
+
+
+def random_of(experiment: Experiment, purpose: bytes) -> np.random.Generator:
+    """Return randomness for one purpose; on the host: a split is the same whatever the device and the precision."""
+    return np.random.default_rng([experiment.general.seed % 2**64, *purpose])
+
+
+def held_out(experiment: Experiment, num_clients: int) -> set[int]:
+    """Choose who stays out of training: `holdout_clients` of them, rounded down."""
+    share = experiment.general.holdout_clients
+    # The small addition undoes rounding: 0.29 * 100 is 28.999999999999996. Somebody has to train.
+    count = min(math.floor(share * num_clients + 1e-9), num_clients - 1)
+    if share and num_clients == 1:
+        raise UserError(f"`holdout_clients` is {share}, but there is one client only, which has to train; set it to 0.")
+    if share and not count:
+        digits = len(str(num_clients)) + 1
+        # Rounded up, or it would be refused in its turn.
+        enough = math.ceil(10**digits / num_clients) / 10**digits
+        raise UserError(
+            f"`holdout_clients` is {share}, which of {num_clients} clients is none; set it to at least {enough}, or "
+            "to 0."
+        )
+    return set(random_of(experiment, b"holdout").permutation(num_clients)[:count].tolist())
+
+
+def _hold_back(experiment: Experiment, arrays: Arrays) -> Rows:
+    """Choose a fifth for the test split, if there is none and clients would get everything; nothing otherwise."""
+    if arrays.test is not None or experiment.partition.options["examples"] is not None:
+        return np.array([], np.int64)
+    held = hold_back(arrays.train.y, random_of(experiment, b"test"))
+    if not len(held):
+        raise UserError(
+            f"`dataset.name` is `{experiment.dataset.name}`, which has no test split and {len(arrays.train.y)} "
+            "samples, too few of a class to hold some back; add samples, or a test split."
+        )
+    return held
+
+
+def _split(experiment: Experiment, dataset: Dataset, arrays: Arrays, kept: Rows) -> list[Rows]:
+    """Deal some samples; which of them each client gets."""
+    partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
+    owners = None if arrays.clients is None else arrays.clients[kept]
+    rng, classes = random_of(experiment, b"partition"), len(arrays.class_names)
+    return partition.split(Deck(arrays.train.y[kept], classes, rng, dataset.groups, owners))
+
+
+def _take(samples: Samples, rows: Rows) -> Samples:
+    return Samples(samples.x[rows], samples.y[rows])
+
+
+def _test_split(arrays: Arrays, rest: Rows) -> Samples:
+    """Return the data set's own test split, or what no client holds, newcomers included."""
+    if arrays.test is not None:
+        return arrays.test
+    if len(rest):
+        return _take(arrays.train, rest)
+    raise UserError(
+        "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
+        "`partition.examples` or `partition.clients`."
+    )
+
+
+def _draw_validation(experiment: Experiment, arrays: Arrays, rest: Rows) -> Rows:
+    """Choose training samples that no client holds, as many of each class."""
+    wanted = experiment.general.validation_per_class
+    if arrays.test is None:
+        raise UserError(
+            f"`evaluate_on` is `validation`, but `{experiment.dataset.name}` has no test split of its own: what no "
+            "client holds is the test split already; use a data set that has one."
+        )
+    labels, rng = arrays.train.y[rest], random_of(experiment, b"validation")
+    held = np.unique(arrays.train.y)
+    piles = [rng.permutation(rest[labels == k]) for k in held]
+    fewest = min(range(len(piles)), key=lambda i: len(piles[i]))
+    if len(piles[fewest]) < wanted:
+        left, name = len(piles[fewest]), arrays.class_names[held[fewest]]
+        remedy = f"set it to at most {left}" if left else "give clients fewer samples, or leave `evaluate_on` out"
+        raise UserError(
+            f"`validation_per_class` is {wanted}, but clients leave {left} training samples of class `{name}`; "
+            f"{remedy}."
+        )
+    return np.sort(np.concatenate([pile[:wanted] for pile in piles]))

@@ -1,0 +1,374 @@
+"""Who holds what: the deal of an experiment, its account, and the data it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmate import Pool, Sites
+from fedmate.datasets import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
+from fedmate.errors import UserError
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Experiment, parse_set
+from fedmate.experiment.deal import Deal, deal, federate, held_out
+from fedmate.experiment.given import NOTHING, Given
+
+CLASSES, EACH, TESTED = 5, 120, 4
+
+
+def samples(labels: list[int], first: int) -> Samples:
+    """Images that show their own number, counted from `first`."""
+    y = np.array(labels, dtype=np.int64)
+    x = (first + np.arange(len(y))).reshape(-1, 1, 1, 1) * np.ones((1, 1, 2, 2))
+    return Samples(x.astype(np.float32), y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(Dataset):
+    """Five classes of 120 samples, the last class of 60; a test split and clients of its own."""
+
+    @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        return {"partition": {"examples": 15}}
+
+    def load(self, folder: Path) -> Arrays:
+        train = samples([k for i in range(EACH) for k in range(CLASSES) if k < CLASSES - 1 or i % 2], 0)
+        test = samples([k for k in range(CLASSES) for _ in range(TESTED)], 10_000)
+        owners = np.arange(len(train.y), dtype=np.int64) % 7
+        return Arrays(train, test, tuple("abcde"), Normalisation((2.0,), (4.0,)), owners, ("A note.",))
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        return ((0, 1), (2,), (3,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Toy):
+    """The same without a test split."""
+
+    def load(self, folder: Path) -> Arrays:
+        return super().load(folder)._replace(test=None)
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, row in (("toy", Toy), ("whole", Whole)):
+        monkeypatch.setitem(DATASETS._rows, name, row)
+
+
+def experiment_of(*assignments: str, dataset: str | None = "toy", given: Given = NOTHING) -> Experiment:
+    settings = parse_set(["device=cpu", *([] if given.data else ["partition.name=iid"]), *assignments])
+    (experiment,) = compose(Request(dataset=dataset, settings=settings, given=given))
+    return experiment
+
+
+def dealt(*assignments: str, dataset: str = "toy") -> Deal:
+    return deal(experiment_of(*assignments, dataset=dataset), NOTHING)
+
+
+def refused(*assignments: str, dataset: str = "toy") -> str:
+    with pytest.raises(UserError) as caught:
+        dealt(*assignments, dataset=dataset)
+    return str(caught.value)
+
+
+def lists(hands: list[np.ndarray[Any, Any]]) -> list[list[int]]:
+    return [hand.tolist() for hand in hands]
+
+
+TRAIN = Toy().load(Path()).train
+
+# -------------------- what is dealt
+
+
+def test_clients_hold_rows_of_the_training_part_and_the_test_split_is_the_data_sets() -> None:
+    made = dealt()
+    assert [len(rows) for rows in made.clients] == [15] * 20
+    held = np.concatenate(made.clients)
+    assert len({*held.tolist()}) == 300
+    assert held.max() < len(TRAIN.y)
+    assert all((np.diff(rows) > 0).all() for rows in made.clients)
+    assert made.newcomers == []
+    assert made.validation is None
+    assert made.test.y.tolist() == [k for k in range(CLASSES) for _ in range(TESTED)]
+    assert made.arrays.notes == ("A note.",)
+    expected = np.stack([np.bincount(TRAIN.y[rows], minlength=CLASSES) for rows in made.clients])
+    np.testing.assert_array_equal(made.class_counts(), expected)
+
+
+def test_the_partition_gets_the_groups_and_the_clients_of_the_data_set() -> None:
+    counts = dealt("partition.name=share", "partition.share=0", "partition.clients=4").class_counts()
+    assert [np.flatnonzero(row).tolist() for row in counts] == [[0, 1], [2], [3], [0, 1]]
+    natural = [[*range(first, len(TRAIN.y), 7)] for first in range(7)]
+    made = dealt("partition.name=natural", "partition.clients=7", "partition.examples=1000")
+    assert lists(made.clients) == natural
+
+
+def test_the_seed_decides() -> None:
+    one, again, other = dealt(), dealt(), dealt("seed=1")
+    assert lists(one.clients) == lists(again.clients)
+    assert one.sha256 == again.sha256
+    assert lists(one.clients) != lists(other.clients)
+    assert one.sha256 != other.sha256
+    assert one.data_sha256 == other.data_sha256
+
+
+def test_nothing_else_does() -> None:
+    changed = dealt("rounds=3", "dtype=float64", "method.name=fedavg", "training.epochs=2")
+    assert changed.sha256 == dealt().sha256
+
+
+def test_a_data_set_without_a_test_split_is_tested_on_what_nobody_holds() -> None:
+    made = dealt(dataset="whole")
+    held = {*np.concatenate(made.clients).tolist()}
+    assert made.test.x[:, 0, 0, 0].tolist() == [row for row in range(len(TRAIN.y)) if row not in held]
+    assert len(made.test.y) == len(TRAIN.y) - 300
+    np.testing.assert_array_equal(made.test.y, TRAIN.y[made.test.x[:, 0, 0, 0].astype(int)])
+
+
+def test_a_deal_that_leaves_nothing_to_test_is_refused() -> None:
+    assert refused("partition.examples=27", "partition.clients=20", dataset="whole") == (
+        "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
+        "`partition.examples` or `partition.clients`."
+    )
+
+
+# -------------------- a user's own arrays
+
+
+def pool(labels: list[int], **more: Any) -> Given:
+    return Given(data=Pool(np.arange(len(labels), dtype=np.float32)[:, None], labels, **more))
+
+
+def test_pooled_samples_leave_a_fifth_of_each_class_for_the_test() -> None:
+    given = pool([0] * 50 + [1] * 25 + [2])
+    made = deal(experiment_of("partition.name=iid", "partition.clients=5", dataset=None, given=given), given)
+    assert np.bincount(made.test.y, minlength=3).tolist() == [10, 5, 0]
+    assert {len(rows) for rows in made.clients} == {(76 - 15) // 5}
+    # Nobody trains on what all are tested on; rows count in what was given.
+    held = made.arrays.train.x[np.concatenate(made.clients)]
+    assert not {*made.test.x[:, 0].tolist()} & {*held[:, 0].tolist()}
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [0, 1, 1], [0, 1, 2, 3, 4, 5]])
+def test_too_few_samples_for_a_test_are_refused(labels: list[int]) -> None:
+    given = pool(labels)
+    experiment = experiment_of("partition.clients=1", dataset=None, given=given)
+    with pytest.raises(UserError, match="test"):
+        deal(experiment, given)
+
+
+def test_sites_are_taken_as_they_are() -> None:
+    pairs = [(np.zeros((size, 2)), [i % 2 for i in range(size)]) for size in (3, 1, 4)]
+    given = Given(data=Sites(pairs, test=pairs[0]))
+    made = deal(experiment_of(dataset=None, given=given), given)
+    assert lists(made.clients) == [[0, 1, 2], [3], [4, 5, 6, 7]]
+    assert len(made.test.y) == 3
+
+
+# -------------------- validation
+
+
+def test_validation_samples_are_held_by_nobody_and_even_over_classes() -> None:
+    made = dealt("evaluate_on=validation", "validation_per_class=12")
+    assert made.validation is not None
+    assert (np.diff(made.validation) > 0).all()
+    assert not {*made.validation.tolist()} & {*np.concatenate(made.clients).tolist()}
+    assert np.bincount(TRAIN.y[made.validation]).tolist() == [12] * CLASSES
+    np.testing.assert_array_equal(made.test.y, TRAIN.y[made.validation])
+    np.testing.assert_array_equal(made.test.x, TRAIN.x[made.validation])
+
+
+def test_validation_changes_nothing_for_clients_but_the_digest() -> None:
+    plain, validated = dealt(), dealt("evaluate_on=validation", "validation_per_class=12")
+    other = dealt("evaluate_on=validation", "validation_per_class=11")
+    assert lists(plain.clients) == lists(validated.clients)
+    assert len({plain.sha256, validated.sha256, other.sha256}) == 3
+    # They are drawn at random, not taken from the front.
+    first = dealt("evaluate_on=validation", "validation_per_class=12", "partition.examples=1").validation
+    assert first is not None
+    assert first.max() > len(TRAIN.y) / 2
+
+
+def test_newcomers_samples_are_no_validation_samples() -> None:
+    made = dealt("evaluate_on=validation", "validation_per_class=12", "holdout_clients=0.5")
+    assert made.validation is not None
+    assert not {*made.validation.tolist()} & {*np.concatenate(made.newcomers).tolist()}
+
+
+def test_too_few_validation_samples_say_how_many_there_are() -> None:
+    counts = dealt().class_counts().sum(0)
+    left = EACH // 2 - int(counts[-1])
+    wish = "evaluate_on=validation"
+    assert refused(wish, f"validation_per_class={left + 1}") == (
+        f"`validation_per_class` is {left + 1}, but clients leave {left} training samples of class `e`; set it to at "
+        f"most {left}."
+    )
+    assert len(dealt(wish, f"validation_per_class={left}").test.y) == left * CLASSES
+    assert "give clients fewer samples" in refused(wish, "partition.examples=27")
+
+
+def test_without_a_test_split_there_is_no_validation() -> None:
+    sentence = refused("evaluate_on=validation", dataset="whole")
+    assert sentence.startswith("`evaluate_on` is `validation`, but `whole` has no test split of its own")
+    assert sentence.endswith("use a data set that has one.")
+
+
+# -------------------- redundancy
+
+
+@pytest.mark.parametrize(("ratio", "count"), [(0.10, 2), (0.25, 5), (0.35, 7), (0.50, 10)])
+def test_copies_at_the_papers_ratios(ratio: float, count: int) -> None:
+    plain, made = dealt(), dealt(f"partition.redundant_clients={ratio}")
+    assert [len(rows) for rows in made.clients] == [15] * 20
+    changed = [i for i in range(20) if not np.array_equal(plain.clients[i], made.clients[i])]
+    assert len(changed) == count
+    for i in changed:
+        rows, times = np.unique(made.clients[i], return_counts=True)
+        assert {*rows.tolist()} <= {*plain.clients[i].tolist()}
+        # Half of 15 places, rounded down, and perhaps the sample's own besides.
+        assert times.max() in (7, 8)
+        assert (np.diff(made.clients[i]) >= 0).all()
+        own = np.bincount(TRAIN.y[made.clients[i]], minlength=CLASSES)
+        np.testing.assert_array_equal(made.class_counts()[i], own)
+    assert made.sha256 != plain.sha256
+
+
+@pytest.mark.parametrize("dataset", ["toy", "whole"])
+def test_copies_leave_the_test_split_alone(dataset: str) -> None:
+    settings = ("partition.redundant_clients=0.5", "partition.redundant_samples=0.9")
+    plain, made = dealt(dataset=dataset), dealt(*settings, dataset=dataset)
+    np.testing.assert_array_equal(plain.test.x, made.test.x)
+    np.testing.assert_array_equal(plain.test.y, made.test.y)
+
+
+def test_copies_leave_the_validation_split_alone() -> None:
+    wish = ("evaluate_on=validation", "validation_per_class=12")
+    plain, made = dealt(*wish), dealt(*wish, "partition.redundant_clients=0.5")
+    assert plain.validation is not None
+    assert made.validation is not None
+    assert plain.validation.tolist() == made.validation.tolist()
+
+
+def test_every_partition_takes_copies() -> None:
+    for name in ("share", "dirichlet", "pathological", "natural"):
+        settings = (f"partition.name={name}", "partition.clients=4", "partition.redundant_clients=1")
+        made = dealt(*settings, "partition.redundant_samples=1")
+        assert all(len({*rows.tolist()}) == 1 and len(rows) > 1 for rows in made.clients)
+
+
+# -------------------- newcomers
+
+
+def test_some_clients_stay_out_of_training() -> None:
+    plain, made = dealt(), dealt("holdout_clients=0.29")
+    away = sorted(held_out(experiment_of("holdout_clients=0.29"), 20))
+    assert len(away) == 5
+    assert lists(made.newcomers) == [plain.clients[i].tolist() for i in away]
+    assert lists(made.clients) == [plain.clients[i].tolist() for i in range(20) if i not in away]
+    assert made.class_counts().shape == (20, CLASSES)
+    np.testing.assert_array_equal(made.class_counts()[15:], plain.class_counts()[away])
+    # The same rows with other people have another digest.
+    assert made.sha256 != plain.sha256
+
+
+def test_newcomers_hold_no_test_samples() -> None:
+    made = dealt("holdout_clients=0.5", dataset="whole")
+    np.testing.assert_array_equal(made.test.x, dealt(dataset="whole").test.x)
+
+
+# -------------------- the account
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["holdout_clients=0.2"],
+        ["evaluate_on=validation", "validation_per_class=3"],
+        ["partition.redundant_clients=0.5"],
+    ],
+)
+def test_the_account_is_json_with_everybodys_rows(settings: list[str]) -> None:
+    made = dealt(*settings)
+    text = made.to_json()
+    account = json.loads(text)
+    assert list(account)[:5] == ["sha256", "data_sha256", "classes", "clients", "newcomers"]
+    assert account["sha256"] == made.sha256
+    assert account["data_sha256"] == made.data_sha256 == content_digest(made.arrays)
+    assert account["classes"] == list("abcde")
+    assert account["clients"] == lists(made.clients)
+    assert account["newcomers"] == lists(made.newcomers)
+    assert account.get("validation") == (None if made.validation is None else made.validation.tolist())
+    # A line for each client, so that two accounts can be compared line by line.
+    assert made.to_json().splitlines()[5].rstrip(",") == json.dumps(made.clients[0].tolist())
+    assert text.endswith("}\n")
+
+
+def test_the_digest_sees_every_part() -> None:
+    made = dealt("holdout_clients=0.2")
+    rows = [*made.clients[1:], np.append(made.clients[0][:-1], made.clients[0][-1] + 1)]
+    others = [
+        dataclasses.replace(made, data_sha256="other"),
+        dataclasses.replace(made, clients=[*made.clients[1:], made.clients[0]]),
+        dataclasses.replace(made, clients=rows),
+        dataclasses.replace(made, clients=[*made.clients, *made.newcomers], newcomers=[]),
+        dataclasses.replace(made, clients=[np.concatenate(made.clients[:2]), *made.clients[2:]]),
+        dataclasses.replace(made, validation=np.array([], dtype=np.int64)),
+        dataclasses.replace(made, validation=np.array([1], dtype=np.int64)),
+    ]
+    assert len({made.sha256, *(other.sha256 for other in others)}) == 8
+
+
+def test_the_digest_knows_no_width_of_numbers() -> None:
+    made = dealt()
+    narrow = dataclasses.replace(made, clients=[rows.astype(np.int32) for rows in made.clients])
+    assert narrow.sha256 == made.sha256
+
+
+def test_the_digest_is_the_same_on_every_machine() -> None:
+    made = dealt(
+        "partition.name=share", "partition.clients=6", "partition.redundant_clients=0.5", "holdout_clients=0.2"
+    )
+    assert made.sha256 == "9aa1943ecbca15a0e9e7341dbbd18462d6e1ba0451ba50b9d2a49f2ce4de3866"
+
+
+# -------------------- as tensors
+
+
+def test_clients_read_their_own_samples() -> None:
+    experiment = experiment_of("holdout_clients=0.2", "partition.redundant_clients=0.5")
+    made = deal(experiment, NOTHING)
+    federation = federate(experiment, made)
+    assert (len(federation.clients), len(federation.newcomers), federation.num_classes) == (16, 4, CLASSES)
+    for data, rows in zip((*federation.clients, *federation.newcomers), (*made.clients, *made.newcomers), strict=True):
+        # An image shows its number, less 2 and by 4.
+        assert torch.equal(data.x[:, 0, 0, 0], torch.from_numpy((rows - 2) / 4).float())
+        assert data.y.tolist() == TRAIN.y[rows].tolist()
+        assert bool(data.mask.all())
+    assert torch.equal(federation.test.x[:, 0, 1, 1], (torch.arange(20) + 10_000 - 2).float() / 4)
+    assert federation.test.y.tolist() == made.test.y.tolist()
+
+
+def test_samples_lie_on_the_device_once_and_only_if_somebody_holds_them() -> None:
+    experiment = experiment_of("partition.name=pathological", "partition.clients=6", "partition.redundant_clients=0.5")
+    made = deal(experiment, NOTHING)
+    federation = federate(experiment, made)
+    sources = {id(data.source.samples) for data in federation.clients}
+    assert len(sources) == 1
+    held = np.unique(np.concatenate(made.clients))
+    assert len(federation.clients[0].source.samples) == len(held) < sum(len(rows) for rows in made.clients)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_samples_have_the_precision_of_the_experiment(dtype: str) -> None:
+    experiment = experiment_of(f"dtype={dtype}")
+    federation = federate(experiment, deal(experiment, NOTHING))
+    assert federation.clients[0].x.dtype == federation.test.x.dtype == getattr(torch, dtype)

@@ -1,0 +1,124 @@
+"""The perceptron reads anything, and is as deep and as wide as it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+import fedmate
+from fedmate.backends import BACKENDS
+from fedmate.backends.base import Round
+from fedmate.core import Federation, Model, Setup, Training, client_data, fold, make_key, normal
+from fedmate.datasets.given import Pool
+from fedmate.errors import UserError
+from fedmate.experiment.portable import load_model
+from fedmate.methods import METHODS
+from fedmate.models import MODELS
+from fedmate.models.mlp import MLP
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 8, 8), (3, 4, 7), (2, 3), (1,), (2, 3, 4, 5)])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_is_linear_layers_with_activations_between(shape: tuple[int, ...], depth: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = MLP(width=6, depth=depth).build(shape, 4)
+        x = torch.randn(3, *shape)
+    model = Model(module, classifier=MLP.classifier)
+    state, z = module.state_dict(), x.flatten(1)
+    for number in range(1, depth + 1):
+        z = functional.leaky_relu(functional.linear(z, state[f"fc{number}.weight"], state[f"fc{number}.bias"]), 0.01)
+    params = model.init_params()
+    features, buffers = model.features(params, x)
+    assert buffers == {}
+    assert_close(features, z)
+    assert bool((features < 0).any())
+    assert_close(model.logits(params, x), functional.linear(z, state["classifier.weight"], state["classifier.bias"]))
+    assert (model.width, len(model.extractor_layers)) == (6, depth)
+    model.check(x, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "extractor", "total"),
+    [
+        ({}, (1, 28, 28), 785 * 200 + 201 * 200, 199_210),
+        ({"depth": 1}, (1, 28, 28), 785 * 200, 785 * 200 + 201 * 10),
+        ({"depth": 4, "width": 3}, (7,), 8 * 3 + 3 * 4 * 3, 8 * 3 + 3 * 4 * 3 + 4 * 10),
+        ({"depth": 100, "width": 1}, (1,), 2 * 100, 2 * 100 + 2 * 10),
+    ],
+)
+def test_number_of_parameters(options: dict[str, Any], shape: tuple[int, ...], extractor: int, total: int) -> None:
+    model = Model(MLP(**options).build(shape, 10), classifier="classifier")
+    assert (model.extractor_size, model.num_parameters) == (extractor, total)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"width": 0}, "`model.width` is 0; set it to a finite number at least 1."),
+        ({"depth": 0}, "`model.depth` is 0; set it to a finite number at least 1 and at most 100."),
+        ({"depth": 101}, "`model.depth` is 101; set it to a finite number at least 1 and at most 100."),
+    ],
+)
+def test_other_options_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        MLP(**options)
+    assert str(error.value) == told
+
+
+def test_each_network_is_freshly_initialised() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = (MLP().build((4,), 3).state_dict() for _ in range(2))
+        torch.manual_seed(0)
+        again = MLP().build((4,), 3).state_dict()
+    assert not torch.equal(first["fc1.weight"], second["fc1.weight"])
+    assert all(torch.equal(first[tensor], again[tensor]) for tensor in first)
+    # PyTorch's: even, up to 1 / sqrt(inputs).
+    assert 0.49 < float(first["fc1.weight"].abs().max()) <= 0.5
+
+
+def test_back_ends_agree() -> None:
+    key = make_key(2)
+    clients = tuple(
+        client_data(normal(fold(key, i), (size, 2, 3), torch.float64), torch.arange(size) % 3)
+        for i, size in enumerate((7, 4, 1))
+    )
+    federation = Federation(clients, clients[0], 3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Model(MLP(width=5).build((2, 3), 3).double(), classifier="classifier")
+    method = METHODS["fedavg"](setup=Setup(model, 3, 2, Training(batch_size=3, epochs=2, learning_rate=0.1)))
+    servers = []
+    for name in ("sequential", "vectorised"):
+        backend, server = BACKENDS[name](method, federation, key), model.init_params()
+        assert type(backend).refusal(method, federation) is None
+        for t in range(2):
+            server = backend.run_round(server, Round(t, (0, 1, 2), evaluate=True)).server
+        servers.append(server)
+    assert_close(servers[0], servers[1], rtol=0, atol=1e-9)
+    assert not torch.allclose(servers[0]["extractor"]["fc1.weight"], model.init_params()["extractor"]["fc1.weight"])
+
+
+def test_leaves_a_run_in_both_forms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), np.arange(60) % 3
+    settings = {"rounds": 1, "partition.name": "iid", "partition.clients": 3, "model.name": "mlp", "model.width": 8}
+    folder = tmp_path / "run"
+    fedmate.run(method="fedper", set=settings, data=Pool(x[:30], y[:30], x[30:], y[30:]), out=folder)
+    model = fedmate.export(folder, client=1)
+    assert model.architecture == {"name": "mlp", "options": {"buffers": "shared", "width": 8, "depth": 2}}
+    for name in ("m.safetensors", "m.pt2"):
+        model.save(tmp_path / name)
+        found = load_model(tmp_path / name).predict(x).probabilities
+        assert np.allclose(found, model.predict(x).probabilities, rtol=0, atol=1e-6)
+
+
+def test_is_in_the_table() -> None:
+    assert MODELS["mlp"] is MLP

@@ -1,0 +1,437 @@
+"""ResNet-18: exactly these layers, this many parameters, and statistics that go where they are told."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+import fedmate
+from fedmate.backends import BACKENDS
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.vectorised import Vectorised
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    class_accuracies,
+    client_data,
+    fold,
+    make_key,
+    normal,
+)
+from fedmate.core.layers import mask_context
+from fedmate.datasets import Normalisation
+from fedmate.datasets.given import Pool
+from fedmate.errors import UserError
+from fedmate.experiment.card import Card
+from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.methods import METHODS
+from fedmate.models import MODELS
+from fedmate.models.resnet import ResNet18
+
+TINY: dict[str, dict[str, Any]] = {"group": {"width": 4, "groups": 2}, "batch": {"width": 4, "norm": "batch"}}
+every_norm = pytest.mark.parametrize("norm", ["group", "batch"])
+
+
+def build(shape: tuple[int, ...], classes: int = 10, **options: Any) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return ResNet18(**options).build(shape, classes)
+
+
+# -------------------- layers
+
+
+def count(module: nn.Module, *path: str) -> int:
+    return sum(p.numel() for p in module.get_submodule(".".join(path)).parameters())
+
+
+@every_norm
+def test_number_of_parameters(norm: str) -> None:
+    """A block has two convolutions and a shortcut; each is followed by a scale and a shift for each channel."""
+    module = build((3, 32, 32), norm=norm)
+    assert (count(module, "conv1"), count(module, "norm1")) == (3 * 64 * 9, 128)
+    assert count(module, "stage1") == 4 * (64 * 64 * 9 + 128) == 147_968
+    assert count(module, "stage2") == 64 * 128 * 9 + 3 * 128 * 128 * 9 + 64 * 128 + 5 * 256 == 525_568
+    assert count(module, "stage3") == 128 * 256 * 9 + 3 * 256 * 256 * 9 + 128 * 256 + 5 * 512 == 2_099_712
+    assert count(module, "stage4") == 256 * 512 * 9 + 3 * 512 * 512 * 9 + 256 * 512 + 5 * 1024 == 8_393_728
+    assert count(module, "classifier") == 513 * 10
+    model = Model(module, classifier=ResNet18.classifier)
+    assert model.num_parameters == 11_173_962
+    assert model.extractor_size == 11_168_832
+    assert model.width == 512
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "total"),
+    [
+        ((1, 28, 28), 62, 11_173_962 - 2 * 64 * 9 + 513 * 52),
+        ((3, 64, 64), 10, 11_173_962),
+        ((3, 8, 64), 10, 11_173_962),
+        # The large stem has 49 - 9 weights more for each pair of channels; with 1000 classes it is the paper's network.
+        ((3, 65, 8), 10, 11_173_962 + 40 * 3 * 64),
+        ((3, 224, 224), 1000, 11_689_512),
+    ],
+)
+def test_the_stem_depends_on_the_longer_side(shape: tuple[int, ...], classes: int, total: int) -> None:
+    with torch.device("meta"):
+        module = ResNet18().build(shape, classes)
+    assert sum(p.numel() for p in module.parameters()) == total
+
+
+def by_hand(state: dict[str, Tensor], x: Tensor, groups: int) -> Tensor:
+    """Return the features with torch's functions, GroupNorm written out."""
+
+    def norm(name: str, z: Tensor) -> Tensor:
+        dealt = z.reshape(len(z), groups, -1)
+        centred = dealt - dealt.mean(2, keepdim=True)
+        z = (centred / (centred.square().mean(2, keepdim=True) + 1e-5).sqrt()).reshape(z.shape)
+        return z * state[f"{name}.weight"][:, None, None] + state[f"{name}.bias"][:, None, None]
+
+    def convolve(name: str, z: Tensor, stride: int = 1) -> Tensor:
+        weight = state[f"{name}.weight"]
+        return functional.conv2d(z, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+    large = max(x.shape[2:]) > 64
+    z = norm("norm1", convolve("conv1", x, 2 if large else 1)).clamp(min=0)
+    if large:
+        z = functional.max_pool2d(z, 3, 2, 1)
+    for stage in (1, 2, 3, 4):
+        for block in (0, 1):
+            name, stride = f"stage{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            inner = norm(f"{name}.norm1", convolve(f"{name}.conv1", z, stride)).clamp(min=0)
+            change = norm(f"{name}.norm2", convolve(f"{name}.conv2", inner))
+            if stride > 1:
+                z = norm(f"{name}.shortcut.norm", convolve(f"{name}.shortcut.conv", z, stride))
+            z = (z + change).clamp(min=0)
+    assert z.shape[2:] == tuple(math.ceil(side / (32 if large else 8)) for side in x.shape[2:])
+    return z.mean((2, 3))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 17, 30), (2, 64, 20), (2, 70, 66), (1, 9, 65)])
+def test_features_and_logits(shape: tuple[int, ...]) -> None:
+    module = build(shape, 5, width=4, groups=2).double()
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.add_(normal(make_key(i), tuple(parameter.shape), torch.float64), alpha=0.1)
+    model = Model(module, classifier="classifier")
+    x = normal(make_key(1), (3, *shape), torch.float64)
+    z = by_hand(module.state_dict(), x, 2)
+    params = model.init_params()
+    features, buffers = model.features(params, x)
+    assert buffers == {}
+    assert_close(features, z, rtol=0, atol=1e-10)
+    head = params["classifier"]
+    assert_close(model.logits(params, x), z @ head["weight"].T + head["bias"], rtol=0, atol=1e-10)
+    assert len({*features.flatten().tolist()}) > 50
+    model.check(x, 5)
+
+
+def test_batch_norm_stands_where_group_norm_does() -> None:
+    """Normalised by itself, one sample is what instance norm makes of it: groups of one channel."""
+    single = build((3, 32, 32), 5, width=4, norm="batch").double()
+    grouped = build((3, 32, 32), 5, width=4, groups=4).double()
+    assert [name for name, _ in single.named_parameters()] == [name for name, _ in grouped.named_parameters()]
+    for layer in ("norm1", "stage1.0.norm1", "stage1.1.norm2"):
+        assert isinstance(single.get_submodule(layer), nn.BatchNorm2d)
+        group_norm = grouped.get_submodule(layer)
+        assert isinstance(group_norm, nn.GroupNorm)
+        assert (group_norm.num_groups, group_norm.num_channels) == (4, 4)
+    x = normal(make_key(1), (1, 3, 32, 32), torch.float64)
+    found, expected = (nn.Sequential(*list(module.children())[:4])(x) for module in (single, grouped))
+    assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_convolutions_start_as_the_papers() -> None:
+    state = build((3, 32, 32)).state_dict()
+    shares = [(name, float(w.std()) * math.sqrt(w.shape[0] * w[0, 0].numel() / 2)) for name, w in convolutions(state)]
+    assert len(shares) == 1 + 16 + 3
+    assert all(share == pytest.approx(1, abs=0.06) for _, share in shares), shares
+    # The classifier starts as PyTorch's: even, up to 1 / sqrt(features).
+    assert 0.99 < float(state["classifier.weight"].abs().max()) * math.sqrt(512) <= 1
+
+
+def convolutions(state: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+    return [(name, tensor) for name, tensor in state.items() if tensor.dim() == 4]
+
+
+def test_each_network_is_freshly_initialised() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = (ResNet18(**TINY["group"]).build((1, 8, 8), 3).state_dict() for _ in range(2))
+        torch.manual_seed(0)
+        again = ResNet18(**TINY["group"]).build((1, 8, 8), 3).state_dict()
+    assert not any(torch.equal(tensor, second[name]) for name, tensor in convolutions(first))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+# -------------------- what is refused
+
+
+@pytest.mark.parametrize("shape", [(64,), (32, 32), (3, 7, 8), (3, 8, 7), (3, 2, 2), (1, 1, 8, 8, 8), (1, 8, 8, 8)])
+def test_other_inputs_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError) as error:
+        build(shape)
+    assert str(error.value) == (
+        f"`model.name` is `resnet18`, which reads images of at least 8 x 8, not {shape}; choose another, or give your "
+        "own network to `fedmate.run(model=...)`."
+    )
+
+
+@pytest.mark.parametrize(("groups", "width"), [(32, 4), (3, 64), (64, 32)])
+def test_groups_that_channels_cannot_be_dealt_into(groups: int, width: int) -> None:
+    with pytest.raises(UserError) as error:
+        ResNet18(groups=groups, width=width)
+    assert str(error.value) == (
+        f"`model.groups` is {groups}, which does not divide the {width} channels of the first stage (`model.width`); "
+        "set it to a number that does."
+    )
+    assert ResNet18(norm="batch", groups=groups, width=width).width == width
+
+
+@pytest.mark.parametrize("options", [{"width": 0}, {"groups": 0}, {"groups": -1, "norm": "batch"}])
+def test_other_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"^`model\.(width|groups)` is (0|-1); set it to a finite number at least 1\.$"):
+        ResNet18(**options)
+
+
+def test_a_file_is_told_what_there_is() -> None:
+    with pytest.raises(UserError, match=r"^`model\.norm` .*'layer'; known are `batch`, `group`\.$"):
+        resolve([Layer("test", {"model": {"name": "resnet18", "norm": "layer"}})])
+
+
+def test_is_in_the_table() -> None:
+    assert MODELS["resnet18"] is ResNet18
+
+
+# -------------------- in a federation
+
+SIZES = (7, 4, 2)
+EVERYBODY = (0, 1, 2)
+every_policy = pytest.mark.parametrize("policy", ["shared", "private", "dropped"])
+
+
+def samples(name: str, size: int, shift: float = 0.0) -> ClientData:
+    x = normal(fold(make_key(5), name), (size, 1, 8, 8), torch.float64)
+    return client_data(x * (1 + shift) + shift, torch.arange(size) % 3)
+
+
+class Lab(NamedTuple):
+    """FedAvg around a tiny network, and three clients whose inputs differ in scale."""
+
+    method: Method
+    federation: Federation
+
+    @property
+    def model(self) -> Model:
+        return self.method.setup.model
+
+
+@cache
+def lab(norm: str, policy: BufferPolicy) -> Lab:
+    clients = tuple(samples(f"client {i}", size, shift=i) for i, size in enumerate(SIZES))
+    model = Model(build((1, 8, 8), 3, **TINY[norm]).double(), classifier="classifier", buffers=policy)
+    training = Training(batch_size=3, epochs=1, learning_rate=0.05)
+    method = METHODS["fedavg"](setup=Setup(model, 3, 2, training), tuning_epochs=1)  # type: ignore[call-arg]
+    return Lab(method, Federation(clients, samples("test", 6), 3))
+
+
+class Ended(NamedTuple):
+    """What a run of two rounds gives: what each round gave, and the clients' states after each."""
+
+    rounds: list[RoundResult]
+    clients: list[list[Tree]]
+
+
+@cache
+def run(norm: str, policy: BufferPolicy, backend_name: str) -> Ended:
+    method, federation = lab(norm, policy)
+    backend = BACKENDS[backend_name](method, federation, make_key(3))
+    server, ended = method.init_server(method.setup.model.init_params(), 3, make_key(0)), Ended([], [])
+    for t in range(2):
+        ended.rounds.append(backend.run_round(server, Round(t, EVERYBODY, evaluate=True)))
+        ended.clients.append([backend.clients[i] for i in EVERYBODY])
+        server = ended.rounds[-1].server
+    return ended
+
+
+@pytest.fixture(params=["sequential", "vectorised"])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Both back ends, in turn."""
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize(
+    ("norm", "policy"), [("group", "shared"), ("batch", "shared"), ("batch", "private"), ("batch", "dropped")]
+)
+def test_back_ends_agree(norm: str, policy: BufferPolicy) -> None:
+    one, all_at_once = run(norm, policy, "sequential"), run(norm, policy, "vectorised")
+    assert_close(all_at_once.rounds, one.rounds, rtol=0, atol=1e-9)
+    assert_close(all_at_once.clients, one.clients, rtol=0, atol=1e-9)
+    before, after = lab(norm, policy).model.init_params()["extractor"], one.rounds[-1].server["extractor"]
+    assert all(float((before[name] - after[name]).abs().max()) > 1e-4 for name in before)
+    assert all(report.valid for result in one.rounds for report in result.reports)
+    assert Vectorised.refusal(*lab(norm, policy)) is None
+
+
+def test_group_norm_has_no_statistics(backend_name: str) -> None:
+    ended = run("group", "shared", backend_name)
+    assert [state["buffers"] for state in ended.clients[-1]] == [{}, {}, {}]
+    assert all({*report.up} == {"extractor", "classifier", "bookkeeping"} for report in ended.rounds[-1].reports)
+
+
+def test_shared_statistics_are_averaged_by_size(backend_name: str) -> None:
+    ended = run("batch", "shared", backend_name)
+    for result, states in zip(ended.rounds, ended.clients, strict=True):
+        held = [state["buffers"] for state in states]
+        assert len(held[0]) == 2 * 20
+        for name, found in result.server["buffers"].items():
+            expected = sum(size / 13 * own[name] for size, own in zip(SIZES, held, strict=True))
+            assert_close(found, expected, rtol=0, atol=1e-12)
+        assert float((held[0]["norm1.running_mean"] - held[2]["norm1.running_mean"]).abs().max()) > 0.01
+        # Two statistics for each normalised channel: 4 + 4 x 4 + 5 x 8 + 5 x 16 + 5 x 32, in float64.
+        assert {report.up["buffers"] for report in result.reports} == {2 * 300 * 8}
+        assert {report.down["buffers"] for report in result.reports} == {2 * 300 * 8}
+        assert result.views["global"] is not None
+
+
+def test_private_statistics_stay_at_home(backend_name: str) -> None:
+    model, ended = lab("batch", "private").model, run("batch", "private", backend_name)
+    initial = model.init_params()["buffers"]
+    for number, (result, states) in enumerate(zip(ended.rounds, ended.clients, strict=True)):
+        parts = {"extractor", "classifier", "bookkeeping"}
+        assert all({*report.up} == parts for report in result.reports)
+        assert all({*report.down} == parts - {"bookkeeping"} for report in result.reports)
+        wire = lab("batch", "private").method.wire(number)
+        assert "buffers" not in wire.up | wire.down
+        assert_close(result.server["buffers"], initial, rtol=0, atol=0)
+        assert result.views["global"] is None
+        held = [state["buffers"] for state in states]
+        for name in initial:
+            assert all(not torch.allclose(own[name], initial[name]) for own in held)
+            assert not torch.allclose(held[0][name], held[1][name], rtol=1e-3)
+            assert not torch.allclose(held[0][name], held[2][name], rtol=1e-3)
+
+
+def test_private_statistics_go_on_from_the_clients_own() -> None:
+    """The first layer's mean, by hand: what was there decays, each batch adds a tenth of what it sees."""
+    federation = lab("batch", "private").federation
+    ended = run("batch", "private", "sequential")
+    # Client 2 has one batch in a round: both of its samples.
+    received = ended.rounds[0].server["extractor"]["conv1.weight"]
+    seen = functional.conv2d(federation.clients[2].x, received, padding=1).mean((0, 2, 3))
+    first, second = (states[2]["buffers"]["norm1.running_mean"] for states in ended.clients)
+    assert_close(second, 0.9 * first + 0.1 * seen, rtol=0, atol=1e-12)
+
+
+def test_dropped_statistics_do_not_exist(backend_name: str) -> None:
+    model, ended = lab("batch", "dropped").model, run("batch", "dropped", backend_name)
+    assert model.init_params()["buffers"] == {}
+    for result, states in zip(ended.rounds, ended.clients, strict=True):
+        assert [state["buffers"] for state in states] == [{}, {}, {}]
+        assert result.server["buffers"] == {}
+        assert all("buffers" not in {**report.up, **report.down} for report in result.reports)
+        assert result.views["global"] is not None
+
+
+@every_policy
+def test_only_dropped_statistics_make_evaluation_look_at_the_batch(policy: BufferPolicy) -> None:
+    model, x = lab("batch", policy).model, samples("test", 6).x
+    server = run("batch", policy, "sequential").rounds[-1].server
+    together, apart = model.logits(server, x), model.logits(server, x[:3])
+    assert torch.allclose(together[:3], apart, rtol=0, atol=1e-9) == (policy != "dropped")
+    module = model.to_module(server)
+    assert_close(module(x), together, rtol=0, atol=1e-10)
+    assert len([*module.buffers()]) == (0 if policy == "dropped" else 60)
+
+
+def test_evaluation_without_statistics_is_training_mode_of_torchs_own() -> None:
+    method, federation = lab("batch", "dropped")
+    server, test = run("batch", "dropped", "sequential").rounds[-1].server, federation.test
+    module = method.setup.model.to_module(server).train()
+    right = module(test.x).argmax(-1) == test.y
+    expected = torch.stack([right[test.y == k].double().mean() for k in range(3)])
+    assert_close(class_accuracies(method.setup.model, server, test, 3), expected)
+    # Padding is not part of the batch.
+    padded = torch.cat([test.x, test.x[:1].expand(4, -1, -1, -1)])
+    with mask_context(torch.arange(10) < 6):
+        z, _ = method.setup.model.features(server, padded)
+    assert_close(method.setup.model.classify(server, z)[:6], module(test.x), rtol=0, atol=1e-10)
+
+
+# -------------------- leaving
+
+
+def pool() -> Pool:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 1, 8, 8)), np.arange(48) % 3
+    return Pool(x[:24], y[:24], x[24:], y[24:])
+
+
+SETTINGS = {
+    "rounds": 1,
+    "backend": "sequential",
+    "partition.name": "iid",
+    "partition.clients": 3,
+    "model.name": "resnet18",
+    "model.width": 4,
+    "method.tuning_epochs": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "forms"),
+    [
+        ({"groups": 2}, ("safetensors", "pt2")),
+        ({"norm": "batch"}, ("safetensors",)),
+        ({"norm": "batch", "buffers": "private"}, ("safetensors",)),
+        ({"norm": "batch", "buffers": "dropped"}, ("safetensors", "pt2")),
+    ],
+)
+def test_leaves_a_run(tmp_path: Path, options: dict[str, Any], forms: tuple[str, ...]) -> None:
+    folder, data = tmp_path / "run", pool()
+    settings = {**SETTINGS, **{f"model.{name}": value for name, value in options.items()}}
+    record = fedmate.run(method="fedavg", set=settings, data=data, out=folder)
+    model = fedmate.export(folder, client=1)
+    everything = {"buffers": "shared", "norm": "group", "groups": 32, "width": 4, **options}
+    assert model.architecture == {"name": "resnet18", "options": everything}
+    split = data.arrays.test
+    assert split is not None
+    right = model.predict(split.x).labels == split.y
+    expected = 100 * np.mean([right[split.y == k].mean() for k in range(3)])
+    assert record.clients[1]["pre_balanced"] == pytest.approx(expected)
+    for form in forms:
+        model.save(tmp_path / f"m.{form}")
+        found = load_model(tmp_path / f"m.{form}").predict(split.x).probabilities
+        assert np.allclose(found, model.predict(split.x).probabilities, rtol=0, atol=1e-5)
+    assert len({*model.predict(split.x).labels.tolist()}) > 1
+
+
+def test_a_graph_has_the_statistics_and_the_large_stem(tmp_path: Path) -> None:
+    module = build((2, 70, 66), 3, **TINY["batch"])
+    x = normal(make_key(4), (5, 2, 70, 66))
+    for _ in range(3):
+        module.train()(x + 1)
+    card = Card((2, 70, 66), ("a", "b", "c"), Normalisation((0.5,), (2.0,)), "float32")
+    model = PortableModel(module.eval(), card, {"name": "resnet18", "options": TINY["batch"]}, {})
+    model.save(tmp_path / "m.pt2")
+    found = load_model(tmp_path / "m.pt2").predict(x.numpy()).probabilities
+    with torch.no_grad():
+        assert np.allclose(found, module((x - 0.5) / 2).softmax(-1), rtol=0, atol=1e-5)
+        assert not np.allclose(found, module.train()((x - 0.5) / 2).softmax(-1), rtol=0, atol=1e-2)

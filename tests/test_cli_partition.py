@@ -1,0 +1,262 @@
+"""The command `partition`: who would hold what, as a table, a summary or a picture, and nothing trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests import test_cli
+from tests.test_cli import Fedmate, snapshot
+
+from fedmate.core import option
+from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Layer, parse_set
+from fedmate.experiment.deal import deal
+from fedmate.experiment.given import NOTHING
+
+fedmate_ = test_cli.fedmate_
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toys(Dataset):
+    """A hundred samples of as many classes as asked for, with a test split, a note and odd names."""
+
+    kinds: int = option(4, "how many classes there are")
+    skip_bad: bool = option(False, "leave out what cannot be read")
+
+    def load(self, folder: Path) -> Arrays:
+        y = np.arange(100, dtype=np.int64) % self.kinds
+        samples = Samples(np.zeros((100, 1, 2, 2), dtype=np.uint8), y)
+        names = ("[red]cat", ":dog:", "two\nlines", *(f"kind {k}" for k in range(3, self.kinds)))
+        notes = (f"`skip_bad` is {self.skip_bad}.", f"Read from {folder.name}.")
+        return Arrays(samples, Samples(samples.x[:7], y[:7]), names[: self.kinds], notes=notes)
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATASETS._rows, "toys", Toys)
+    monkeypatch.delenv("FEDMATE_DATA", raising=False)
+
+
+TOYS = ("partition", "--dataset", "toys", "--set", "partition.name=iid", "--set", "partition.clients=3")
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def refuse(command: Fedmate, *arguments: str | Path) -> str:
+    """Run what must be refused: status 2, one sentence, nothing printed or written. Return the sentence."""
+    before = snapshot(Path())
+    answer = command("partition", *arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert snapshot(Path()) == before
+    (line,) = answer.err.splitlines()
+    assert line.startswith("Error: `")
+    assert re.search(r"; .+[.?]$", line), f"what was found, then what to do: {line}"
+    return line.removeprefix("Error: ")
+
+
+# -------------------- what is printed
+
+
+def test_digits_are_dealt_as_runs_deal_them(fedmate_: Fedmate, tmp_path: Path) -> None:
+    answer = fedmate_("partition")
+    assert (answer.status, answer.err) == (0, "")
+    assert "\x1b" not in answer.out
+    (experiment,) = compose(Request())
+    dealt = deal(experiment, NOTHING)
+    counts = dealt.class_counts()
+    found = rows(answer.out)
+    assert " ".join(found[0]) == "digits, share (share = 10), seed 0"
+    assert found[1] == ["client", *map(str, range(10)), "all"]
+    for i in range(20):
+        assert [str(i), *map(str, counts[i]), "40"] in found
+    assert ["all", *map(str, counts.sum(0)), "800"] in found
+    assert answer.out.splitlines()[-3:] == [
+        "Test split: 997 samples",
+        f"Data set:  sha256 {dealt.data_sha256}",
+        f"Partition: sha256 {dealt.sha256}",
+    ]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_names_and_notes_are_printed_as_they_are(fedmate_: Fedmate) -> None:
+    answer = fedmate_(*TOYS, "--set", "partition.examples=8")
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[0] == "Note: `skip_bad` is False."
+    (head,) = [line for line in lines if "client" in line.split()]
+    assert head.split() == ["client", "[red]cat", ":dog:", "two\\nlines", "kind", "3", "all"]
+    assert rows(answer.out)[-4][-1] == "24"
+
+
+def test_a_file_and_settings_say_what_is_dealt(fedmate_: Fedmate, tmp_path: Path) -> None:
+    text = 'seed = 5\n[dataset]\nname = "toys"\n[partition]\nname = "dirichlet"\nclients = 6\nalpha = 0.25\n'
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    answer = fedmate_("partition", "mine.toml", "--set", "partition.alpha=2", "--set", "seed=6")
+    base = Layer("file", {"dataset": {"name": "toys"}, "partition": {"name": "dirichlet", "clients": 6}})
+    (experiment,) = compose(Request(base, settings=parse_set(["partition.alpha=2", "seed=6"])))
+    assert f"Partition: sha256 {deal(experiment, NOTHING).sha256}" in answer.out
+    assert "toys, dirichlet (alpha = 2), seed 6" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("settings", "title"),
+    [
+        (["partition.name=iid"], "iid"),
+        (["partition.share=37.5"], "share (share = 37.5)"),
+        (["partition.groups=random"], "share (share = 10, groups = random)"),
+        (["partition.groups=random", "partition.dominant=2"], "share (share = 10, groups = random, dominant = 2)"),
+        (["partition.name=pathological"], "pathological (classes_per_client = 3)"),
+    ],
+)
+def test_the_title_says_which_partition(fedmate_: Fedmate, settings: list[str], title: str) -> None:
+    words = [
+        word for setting in ("partition.clients=3", "partition.examples=5", *settings) for word in ("--set", setting)
+    ]
+    assert f" toys, {title}, seed 0 " in f" {' '.join(fedmate_('partition', '--dataset', 'toys', *words).out.split())} "
+
+
+def test_bad_files_may_be_skipped(fedmate_: Fedmate) -> None:
+    assert "Note: `skip_bad` is True." in fedmate_(*TOYS, "--skip-bad").out
+    assert "`dataset.skip_bad` in --set is not an option" in refuse(fedmate_, "--skip-bad")
+
+
+def test_the_folder_of_data_sets(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("FEDMATE_DATA", str(tmp_path / "there"))
+    assert "Note: Read from there." in fedmate_(*TOYS).out
+    assert "Note: Read from here." in fedmate_(*TOYS, "--data-dir", "here").out
+    assert "`--data-dir` is `nowhere`, which does not exist" in refuse(fedmate_, "--data-dir", "nowhere")
+
+
+def test_newcomers_stand_below(fedmate_: Fedmate) -> None:
+    found = rows(fedmate_(*TOYS, "--set", "holdout_clients=0.4", "--set", "partition.examples=8").out)
+    assert [row[0] for row in found if row[-1] == "8"] == ["0", "1", "newcomer"]
+
+
+def test_validation_is_named(fedmate_: Fedmate) -> None:
+    words = ("--set", "evaluate_on=validation", "--set", "validation_per_class=5", "--set", "partition.examples=8")
+    assert "\nValidation, of training samples that no client holds: 20 samples\n" in fedmate_(*TOYS, *words).out
+
+
+# -------------------- many clients or classes
+
+
+@pytest.mark.parametrize(("kinds", "clients", "table"), [(12, 40, True), (13, 40, False), (12, 41, False)])
+def test_many_are_summed_up(fedmate_: Fedmate, kinds: int, clients: int, table: bool) -> None:
+    sizes = ("--set", f"dataset.kinds={kinds}", "--set", f"partition.clients={clients}")
+    answer = fedmate_(*TOYS[:5], *sizes)
+    assert (answer.status, answer.err) == (0, "")
+    assert ("client" in {word for row in rows(answer.out) for word in row[:1]}) == table
+    assert (f"Clients: {clients}, classes: {kinds}, samples: {100 // clients * clients}" in answer.out) != table
+
+
+def test_the_summary(fedmate_: Fedmate) -> None:
+    words = ("dataset.kinds=50", "partition.name=pathological", "partition.clients=4", "partition.examples=7")
+    answer = fedmate_("partition", "--dataset", "toys", *(word for one in words for word in ("--set", one)))
+    (experiment,) = compose(Request(dataset="toys", settings=parse_set(words)))
+    counts = deal(experiment, NOTHING).class_counts()
+    # A class has two samples, so three of them are six.
+    assert counts.sum(1).tolist() == [6] * 4
+    unheld = int((counts.sum(0) == 0).sum())
+    lines = answer.out.splitlines()
+    assert lines[2:6] == [
+        "toys, pathological (classes_per_client = 3), seed 0",
+        "Clients: 4, classes: 50, samples: 24",
+        "Samples of a client: 6 to 6, median 6",
+        "Classes of a client: 3 to 3, median 3",
+    ]
+    assert lines[6].startswith(f"Classes that nobody holds: {unheld} (")
+    assert lines[6].endswith(", ...)")
+    assert lines[6].count(", ") == 10
+
+
+def test_the_summary_of_unequal_clients(fedmate_: Fedmate) -> None:
+    words = ("dataset.kinds=20", "partition.name=dirichlet", "partition.clients=6", "partition.alpha=0.5")
+    answer = fedmate_("partition", "--dataset", "toys", *(word for one in words for word in ("--set", one)))
+    (experiment,) = compose(Request(dataset="toys", settings=parse_set(words)))
+    counts = deal(experiment, NOTHING).class_counts()
+    sizes, held = np.sort(counts.sum(1)), np.sort((counts > 0).sum(1))
+    assert f"Samples of a client: {sizes[0]} to {sizes[-1]}, median {(sizes[2] + sizes[3]) / 2:g}\n" in answer.out
+    assert f"Classes of a client: {held[0]} to {held[-1]}, median {(held[2] + held[3]) / 2:g}\n" in answer.out
+    assert "Classes that nobody holds: 0\n" in answer.out
+
+
+# -------------------- pictures
+
+
+@pytest.mark.parametrize("name", ["p.svg", "p.png", "p.pdf"])
+def test_a_picture_is_a_new_file_with_the_same_bytes_each_time(fedmate_: Fedmate, tmp_path: Path, name: str) -> None:
+    answer = fedmate_(*TOYS, "--plot", name)
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.splitlines()[-1] == f"Picture: {name}"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert fedmate_(*TOYS, "--plot", f"again-{name}").status == 0
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
+
+
+def test_the_picture_names_data_set_and_partition(fedmate_: Fedmate, tmp_path: Path) -> None:
+    fedmate_(*TOYS, "--plot", "p.svg")
+    assert ">toys, iid, seed 0</text>" in (tmp_path / "p.svg").read_text(encoding="utf-8")
+
+
+def test_pictures_that_are_refused_are_refused_before_anything_is_read(
+    fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old.svg").write_bytes(b"mine")
+    unread = ("--dataset", "none")
+    assert refuse(fedmate_, *unread, "--plot", "p.jpg") == (
+        "`p.jpg` ends in `.jpg`; name the picture `.svg`, `.png` or `.pdf`."
+    )
+    assert refuse(fedmate_, *unread, "--plot", "old.svg") == (
+        "`old.svg` exists already and is not overwritten; choose another name."
+    )
+    assert refuse(fedmate_, *unread, "--plot", "none/p.svg") == (
+        "`none/p.svg` lies in the folder `none`, which does not exist; make it first."
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert refuse(fedmate_, *unread, "--plot", "p.svg") == (
+        "`p.svg` cannot be drawn without matplotlib; install it with `pip install 'fedmate[plots]'`."
+    )
+
+
+def test_too_many_clients_for_a_picture(fedmate_: Fedmate) -> None:
+    sentence = refuse(fedmate_, "--set", "partition.clients=201", "--set", "partition.examples=2", "--plot", "p.svg")
+    assert sentence.startswith("`--plot` would draw 201 clients and 10 classes")
+
+
+# -------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["none.toml"], "`none.toml` does not exist; give the path of an experiment's TOML file."),
+        (["--dataset", "digit"], "`dataset.name`: `digit` is not among the datasets; did you mean `digits`?"),
+        (["--set", "partition.name=natural"], "`partition.name` is `natural`, but the data set does not tell"),
+        (["--set", "partition.share=101"], "`partition.share` is 101.0; set it to a finite number at least 0"),
+        (["--set", "partition.groups=some"], "`partition.groups` in --set is the string 'some'; known are"),
+        (["--set", "partition.examples=450"], "set `partition.examples` to at most"),
+        (["--set", "partition.redundant_clients=0.01"], "which of 20 clients is none; set it to at least 0.025"),
+        (["--set", "partition.name=given"], "`partition.name` is `given`"),
+    ],
+)
+def test_mistakes_get_one_sentence(fedmate_: Fedmate, arguments: list[str], found: str) -> None:
+    assert found in refuse(fedmate_, *arguments)
+
+
+def test_help_names_what_there_is(fedmate_: Fedmate) -> None:
+    answer = fedmate_("partition", "--help")
+    assert answer.status == 0
+    words = ["[EXPERIMENT.toml]", "--dataset", "--set", "--data-dir", "--skip-bad", "--plot", "FEDMATE_DATA"]
+    assert [word for word in words if word not in answer.out] == []
+    assert "\\" not in answer.out
+    assert re.search(r"\n  run .*\n  partition ", fedmate_("--help").out)
