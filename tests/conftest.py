@@ -1,6 +1,24 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
+
+from fedmate.datasets.place import VARIABLE
 
 # Tiny tensors are split over threads at a loss, and the tests run side by side.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _folders_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tests away from the data sets and caches of whoever runs them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(_cache(tmp_path_factory)))
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def _cache(factory: pytest.TempPathFactory) -> Path:
+    folder = factory.getbasetemp() / "cache"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -469,15 +469,28 @@ def test_the_record_of_a_run_that_diverged_says_when(tmp_path: Path) -> None:
     assert repr(record).endswith(f" %, diverged in round {len(record.metrics) + 1})")
 
 
-# The example.
+# The examples.
+
+
+def example(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = Path(__file__).parents[1] / "examples" / name
+    return subprocess.run(
+        [sys.executable, "-W", "error", path], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_your_data_set_may_be_a_file_or_a_folder(tmp_path: Path) -> None:
+    answer = example("your_dataset.py", tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    wards, clients = (fedmate.load(tmp_path / line.split()[-1]) for line in answer.stdout.splitlines())
+    assert (wards.config["partition"]["name"], wards.summary["clients"]) == ("natural", 4)
+    assert (clients.config["dataset"]["name"], clients.summary["clients"]) == ("folder", 5)
 
 
 def test_the_example_is_short_and_runs(tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "examples" / "your_model_and_data.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) < 30
-    answer = subprocess.run(
-        [sys.executable, "-W", "error", path], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    answer = example("your_model_and_data.py", tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert [line.split()[0] for line in answer.stdout.splitlines()] == ["fedmate", "fedavg"]
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -125,7 +125,7 @@ def test_the_title_says_which_partition(fedmate_: Fedmate, settings: list[str], 
 
 def test_bad_files_may_be_skipped(fedmate_: Fedmate) -> None:
     assert "Note: `skip_bad` is True." in fedmate_(*TOYS, "--skip-bad").out
-    assert "`dataset.skip_bad` in --set is not an option" in refuse(fedmate_, "--skip-bad")
+    assert "`dataset.skip_bad` in --skip-bad is not an option" in refuse(fedmate_, "--skip-bad")
 
 
 def test_the_folder_of_data_sets(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

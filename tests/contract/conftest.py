@@ -195,6 +195,12 @@ class Lab:
         clients = (*self.federation.clients[:i], data, *self.federation.clients[i + 1 :])
         return replace(self, federation=self.federation._replace(clients=clients))
 
+    def with_few_steps(self) -> Lab:
+        """Return the same with as little training as shows everything: what is traced takes long."""
+        setup = self.method.setup
+        training = replace(setup.training, batch_size=4, epochs=1)
+        return replace(self, method=replace(self.method, setup=replace(setup, training=training)))
+
     def with_key(self, seed: int) -> Lab:
         """Return the same with other randomness."""
         return replace(self, key=make_key(seed))

@@ -21,7 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fedmate.cli.app import make_console, status
+from fedmate.cli.app import DataDir, SkipBad, make_console, status
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,13 +40,8 @@ def data(
         list[str] | None,
         typer.Option("--set", metavar="dataset.KEY=VALUE", help="Set an option of the data set; repeatable."),
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that cannot be read: `dataset.skip_bad=true`.")
-    ] = False,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where data sets lie. [default: $FEDMATE_DATA, or a folder of your own]"),
-    ] = None,
+    skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Fetch a data set, check it and tell what it holds; list all without a name."""
     from fedmate.datasets.place import data_folder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmate.cli.app import make_console, one_line
+from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, one_line, read_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,24 +28,16 @@ def partition(
         Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Whose samples to deal; defaults to digits.")
     ] = None,
     dataset: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override `key` or `section.key`; repeatable."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where data sets lie. [default: FEDMATE_DATA, or a folder of your own]"),
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out files that cannot be read, as `--set dataset.skip_bad=true`.")
-    ] = False,
+    set_: Settings = None,
+    skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="New file for a picture: `.svg`, `.png` or `.pdf`.")
     ] = None,
 ) -> None:
     """Deal the samples of an experiment and show who holds what; nothing is trained."""
     from fedmate.experiment.compose import Request, compose
-    from fedmate.experiment.config import load_file, parse_set
+    from fedmate.experiment.config import load_file
     from fedmate.experiment.deal import deal
     from fedmate.experiment.given import Given
     from fedmate.experiment.portable import check_new, write_for_user
@@ -55,9 +47,8 @@ def partition(
         check_picture(plot)
         check_new(plot)
     base = None if experiment is None else load_file(experiment)
-    settings = parse_set([*(set_ or []), *(["dataset.skip_bad=true"] if skip_bad else [])])
     given = Given(folder=data_dir)
-    (chosen,) = compose(Request(base, (), dataset, settings, given))
+    (chosen,) = compose(Request(base, (), dataset, read_settings(set_, skip_bad), given))
     dealt = deal(chosen, given)
     holdings = _holdings(chosen, dealt)
     if plot is not None:
