@@ -28,21 +28,36 @@ CHANNELS = (1, 3)
 """How many an image has: an axis of another length is none of channels."""
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file by name, or raise `UserError` if it is missing, damaged or something else."""
+def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of numpy's by name; the one of an `.npy` file has none.
+
+    Raises:
+        OSError: it cannot be read.
+        UserError: it is damaged or something else.
+    """
     try:
         # Opened here: numpy leaves a damaged file open.
         with path.open("rb") as file:
             found = np.load(file, allow_pickle=False)
-            arrays = {} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-    except OSError as error:
-        if error.errno is not None:
-            raise unreadable(path, error) from None
-        raise _foreign(path, error) from None
+            return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         # A damaged file makes numpy's parsers, and those below them, raise almost anything.
-        raise _foreign(path, error) from None
-    if not arrays:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        kind = "save" if path.suffix.lower() == ".npy" else "savez"
+        raise UserError(
+            f"`{path}` is not a file of numpy's numbers ({reason}); write it with `numpy.{kind}`."
+        ) from None
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file by name, or raise `UserError` if it is missing, damaged or something else."""
+    try:
+        arrays = read_numpy(path)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if not arrays or "" in arrays:
         raise UserError(f"`{path}` holds no named arrays; write it with `numpy.savez`.")
     return arrays
 
@@ -128,11 +143,6 @@ class Npz(ImageDataset):
                 f"{list(arrays.train.x.shape[1:])}; leave it out."
             )
         return arrays
-
-
-def _foreign(path: Path, error: Exception) -> UserError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(f"`{path}` is not a file of numpy's numbers ({reason}); write it with `numpy.savez`.")
 
 
 def _check_names(path: Path, arrays: ByName, wanted: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.datasets.given import as_numbers
+from fedmate.datasets.npz import read_numpy
 from fedmate.errors import UserError
 
 NAMES = ("x", "test_x")
@@ -139,16 +140,9 @@ def _check_separator(path: Path, rows: list[list[str]]) -> None:
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file of numpy's by name; the one of an `.npy` file has none."""
     try:
-        # Opened here: numpy leaves a damaged file open.
-        with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            arrays = {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+        arrays = read_numpy(path)
     except OSError as error:
         raise _unreadable(path, error) from None
-    except Exception as error:
-        # A damaged file makes numpy's parsers, and those below them, raise almost anything.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"`{path}` is not a file of numpy's numbers ({reason}); write it with `numpy.save`.") from None
     if not arrays or ("" in arrays) != (path.suffix.lower() == ".npy"):
         raise UserError(f"`{path}` is another kind of file than its name says; write it with `numpy.save` or `savez`.")
     return arrays
