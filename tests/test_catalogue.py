@@ -94,7 +94,11 @@ def test_presets_are_listed_and_an_option_without_default_has_none(monkeypatch: 
     lines = list(catalogue("datasets"))
     at = next(i for i, line in enumerate(lines) if line.startswith("  toy"))
     assert lines[at].split(maxsplit=1)[1] == "Nothing but an entry."
-    assert lines[at + 1 : at + 3] == ["      size: how many samples there are", "      preset: authors, tuned"]
+    assert lines[at + 1 : at + 4] == [
+        "      size: how many samples there are",
+        "      starts from: nothing of its own",
+        "      preset: authors, tuned",
+    ]
 
 
 @pytest.mark.parametrize(

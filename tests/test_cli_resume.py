@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests import test_cli
 from tests.test_cli import Fedmate, lacking, refuse, snapshot
@@ -108,6 +109,36 @@ def strike(number: signal.Signals) -> Callable[[], object]:
 def same_record(one: Path, other: Path) -> bool:
     names = ("config.toml", "rounds.csv", "clients.csv")
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+# -------------------- the data set
+
+
+def write_arrays(path: Path, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(0, 256, (80, 4, 4), dtype=np.uint8), np.arange(80) % 4
+    np.savez(path, train_x=x, train_y=y, test_x=x[:20], test_y=y[:20])
+
+
+def test_it_goes_on_from_elsewhere_with_the_same_samples_only(
+    fedmate_: Fedmate, tmp_path: Path, after: After, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_arrays(Path("mine.npz"))
+    settings = ("--set", "dataset.path=mine.npz", "--set", "rounds=4", "--set", "partition.clients=2")
+    after(2, strike(signal.SIGINT))
+    answer = fedmate_("run", "--dataset", "npz", *settings, "--data-dir", ".", "--out", str(tmp_path / "record"))
+    assert answer.err.endswith(f"Continue with: fedmate run --resume {tmp_path / 'record'} --data-dir .\n")
+    write_arrays(Path("mine.npz"), seed=1)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "holds other samples now than it began with" in refuse(
+        fedmate_, tmp_path / "record", "run", "--resume", "../record"
+    )
+    write_arrays(Path("../here/mine.npz"))
+    again = fedmate_("run", "--resume", "../record")
+    assert (again.status, again.err) == (0, "")
 
 
 # -------------------- stopping and going on

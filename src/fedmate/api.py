@@ -281,7 +281,9 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
             try:
                 diverged = run_jobs(jobs, display.observer)
             except KeyboardInterrupt as interrupt:
-                interrupt.add_note(f"The rounds done are saved: {_how_to_continue(jobs)} goes on.")
+                interrupt.add_note(
+                    f"The rounds done are saved: {_how_to_continue(jobs, request.given.folder)} goes on."
+                )
                 raise
     except UserError as error:
         # Sentences name arguments as the command spells them.
@@ -299,10 +301,11 @@ def _data_dir(value: object) -> Path | None:
     return None if value is None else _path("data_dir", value, "the path of the folder that holds data sets")
 
 
-def _how_to_continue(jobs: Sequence[Job]) -> str:
+def _how_to_continue(jobs: Sequence[Job], data_dir: Path | None) -> str:
+    place = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
     if len(jobs) == 1:
-        return f"`fedmate.run(resume={str(jobs[0].folder)!r})`"
-    return f"`fedmate.compare(resume={str(jobs[0].folder.parent)!r})`"
+        return f"`fedmate.run(resume={str(jobs[0].folder)!r}{place})`"
+    return f"`fedmate.compare(resume={str(jobs[0].folder.parent)!r}{place})`"
 
 
 def _path(name: str, value: object, wanted: str) -> Path:

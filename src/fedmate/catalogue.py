@@ -10,7 +10,7 @@ from typing import Any
 from fedmate.backends import BACKENDS
 from fedmate.core import Training
 from fedmate.core.options import options_of
-from fedmate.datasets import DATASETS
+from fedmate.datasets import DATASETS, Dataset
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import General
 from fedmate.methods import METHODS
@@ -52,6 +52,9 @@ def _options(cls: type) -> Iterator[str]:
 def _describe(name: str, cls: type) -> Iterator[str]:
     yield f"  {name:<14} {(inspect.getdoc(cls) or '').splitlines()[0]}"
     yield from _options(cls)
+    if issubclass(cls, Dataset):
+        spread = (f"{section}.{key}={value}" for section, keys in cls().defaults.items() for key, value in keys.items())
+        yield f"      starts from: {', '.join(spread) or 'nothing of its own'}"
     presets = getattr(cls, "presets", {})
     if presets:
         yield f"      preset: {', '.join(presets)}"

@@ -26,7 +26,10 @@ class DivergedError(FedmateError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the known word closest to `name`, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    folded = {other.casefold(): other for other in reversed(names)}
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
+        folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    ]
     if close:
         return f"did you mean `{close[0]}`?"
     return f"known are {', '.join(f'`{other}`' for other in names)}." if names else "none exist."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -65,7 +66,8 @@ def replace(path: Path, data: bytes) -> None:
 
 def replace_by_parts(path: Path, parts: Iterable[bytes]) -> None:
     """Put a file that is too large for memory in the place of what was there, in one instant."""
-    temporary = _temporary(path)
+    # Threads, and machines that share a folder, may be at it at once; processes may have one number there.
+    temporary = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}")
     try:
         write(temporary, b"")
         for part in parts:

@@ -184,3 +184,18 @@ SITES: dict[str, tuple[Any, Any, str]] = {
 def test_sites_that_do_not_fit_are_refused(case: str) -> None:
     clients, test, sentence = SITES[case]
     assert refused(lambda: Sites(clients, test=test)).startswith(sentence)
+
+
+@pytest.mark.parametrize("label", [2**63, 1e30, 100_000])
+def test_labels_that_are_no_classes_are_refused(label: float) -> None:
+    labels = np.array([0, 1, label], dtype=np.uint64 if isinstance(label, int) else np.float64)
+    assert "looks like no class" in refused(lambda: Pool(np.zeros((3, 2)), labels))
+
+
+def test_samples_hold_something() -> None:
+    assert "its samples hold nothing" in refused(lambda: Pool(np.zeros((3, 0)), [0, 1, 0]))
+
+
+def test_numbers_beyond_double_precision_are_refused_without_a_warning() -> None:
+    beyond = np.array([["1", "1e4000"]] * 2, dtype=np.longdouble)
+    assert "is inf at [0, 1]" in refused(lambda: Pool(beyond, [0, 1]))

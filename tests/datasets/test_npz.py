@@ -351,3 +351,24 @@ def test_only_images_can_be_varied(tmp_path: Path) -> None:
 
 def test_an_experiment_starts_from_what_fits_anything() -> None:
     assert Npz().defaults == {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
+
+
+def test_both_parts_are_bytes_or_neither(tmp_path: Path) -> None:
+    """Only bytes are normalised: a test part that was scaled already would be scaled once more."""
+    x, y = np.zeros((6, 4, 4), np.uint8), np.arange(6) % 2
+    sentence = refused(tmp_path, train_x=x, train_y=y, test_x=x / 255, test_y=y)
+    assert "has uint8 in `train_x` and float" in sentence
+    assert sentence.endswith("give both one type.")
+
+
+def test_samples_hold_something(tmp_path: Path) -> None:
+    assert "which hold nothing" in refused(tmp_path, train_x=np.zeros((6, 0)), train_y=np.arange(6) % 2)
+
+
+@pytest.mark.parametrize("clients", [["anna", "bert", "anna"], [30, 7, 30], [b"anna", b"bert", b"anna"]])
+def test_clients_keep_their_names(clients: list[Any], tmp_path: Path) -> None:
+    arrays = load(tmp_path, train_x=np.zeros((3, 2)), train_y=[0, 1, 0], train_client=np.array(clients))
+    names = [arrays.client_names[number] for number in arrays.clients] if arrays.clients is not None else []
+    assert names == [one.decode() if isinstance(one, bytes) else str(one) for one in clients]
+    again = load(tmp_path, train_x=np.zeros((3, 2)), train_y=[0, 1, 0], train_client=np.array(clients))
+    assert again.client_names == arrays.client_names

@@ -514,12 +514,12 @@ def test_every_option_is_spelled_out() -> None:
     ]
 
 
-def test_an_option_without_a_value_is_left_out_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_without_a_value_is_spelled_out_and_reads_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "defaults", {})
     monkeypatch.setitem(DATASETS._rows, "toy", Toy)
     experiment = resolved({"dataset": {"name": "toy"}})
     assert experiment.partition.options["examples"] is None
-    assert "examples" not in experiment.to_toml()
+    assert 'examples = "none"' in experiment.to_toml()
     assert resolved(tomllib.loads(experiment.to_toml())) == experiment
 
 
@@ -550,3 +550,27 @@ def test_what_the_user_says_of_it_stays() -> None:
 
 def test_what_a_data_set_says_of_all_partitions_stays() -> None:
     assert resolve([Layer("test", {"partition": {"name": "iid"}})]).partition.options["examples"] == 40
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_default_can_be_taken_back_and_stays_so_in_the_file() -> None:
+    experiment = resolve([Layer("test", {"dataset": {"name": "toy"}}), parse_set(["partition.examples=none"])])
+    assert experiment.partition.options["examples"] is None
+    assert resolved(tomllib.loads(experiment.to_toml())) == experiment
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_partition_that_comes_back_has_its_defaults_again() -> None:
+    layers = [Layer("file", {"dataset": {"name": "toy"}, "partition": {"name": "share"}})]
+    assert resolve(layers).partition.options["examples"] is None
+    assert resolve([*layers, parse_set(["partition.name=iid"])]).partition.options["examples"] == 12
+
+
+def test_a_path_is_kept_as_it_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = resolve([parse_set(["dataset.name=npz", "dataset.path=mine.npz"])])
+    assert experiment.dataset.options["path"] == str(tmp_path / "mine.npz")
+    monkeypatch.chdir(tmp_path.parent)
+    assert resolved(tomllib.loads(experiment.to_toml())) == experiment
+    with pytest.raises(UserError, match="bytes that are no text; rename"):
+        resolve([parse_set(["dataset.name=npz", "dataset.path=caf\udce9.npz"])])

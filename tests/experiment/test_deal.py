@@ -300,7 +300,7 @@ def test_the_account_is_json_with_everybodys_rows(settings: list[str]) -> None:
     made = dealt(*settings)
     text = made.to_json()
     account = json.loads(text)
-    assert list(account)[:5] == ["sha256", "data_sha256", "classes", "clients", "newcomers"]
+    assert list(account)[:6] == ["sha256", "data_sha256", "classes", "names", "clients", "newcomers"]
     assert account["sha256"] == made.sha256
     assert account["data_sha256"] == made.data_sha256 == content_digest(made.arrays)
     assert account["classes"] == list("abcde")
@@ -308,7 +308,7 @@ def test_the_account_is_json_with_everybodys_rows(settings: list[str]) -> None:
     assert account["newcomers"] == lists(made.newcomers)
     assert account.get("validation") == (None if made.validation is None else made.validation.tolist())
     # A line for each client, so that two accounts can be compared line by line.
-    assert made.to_json().splitlines()[5].rstrip(",") == json.dumps(made.clients[0].tolist())
+    assert made.to_json().splitlines()[6].rstrip(",") == json.dumps(made.clients[0].tolist())
     assert text.endswith("}\n")
 
 
@@ -372,3 +372,17 @@ def test_samples_have_the_precision_of_the_experiment(dtype: str) -> None:
     experiment = experiment_of(f"dtype={dtype}")
     federation = federate(experiment, deal(experiment, NOTHING))
     assert federation.clients[0].x.dtype == federation.test.x.dtype == getattr(torch, dtype)
+
+
+def test_clients_of_the_data_set_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(f"ward {letter}" for letter in "abcdefg")
+    original = Toy.load
+    monkeypatch.setattr(Toy, "load", lambda self, folder: original(self, folder)._replace(client_names=names))
+    made = dealt("partition.name=natural", "holdout_clients=0.3")
+    assert sorted(made.names()) == sorted(names)
+    owners = made.arrays.clients
+    assert owners is not None
+    for name, rows in zip(made.names(), [*made.clients, *made.newcomers], strict=True):
+        assert {names[owner] for owner in owners[rows]} == {name}
+    # A client that mixes them is nobody in particular.
+    assert dealt("partition.clients=2", "holdout_clients=0.5").names() == ["0", "newcomer 0"]

@@ -152,7 +152,7 @@ def test_the_answers_are_a_table() -> None:
 @pytest.mark.parametrize(
     ("x", "found"),
     [
-        (np.zeros((5, 8, 8)), "`x` has the shape [5, 8, 8]; give [samples, 1, 8, 8], [1, 8, 8] for one sample, or "),
+        (np.zeros((5, 8, 7)), "`x` has the shape [5, 8, 7]; give [samples, 1, 8, 8], [1, 8, 8] for one sample, or "),
         (np.zeros((5, 63)), "`x` has the shape [5, 63]; "),
         (np.zeros((2, 2, 8, 8)), "`x` has the shape [2, 2, 8, 8]; "),
         (3.0, "`x` has the shape []; "),
@@ -168,6 +168,24 @@ def test_the_answers_are_a_table() -> None:
 )
 def test_samples_that_cannot_be_read(x: Any, found: str) -> None:
     assert sentence(make().predict, x).startswith(found)
+
+
+@pytest.mark.parametrize("shape", [(6, 8, 8), (6, 8, 8, 1), (6, 64)])
+def test_grey_images_may_have_no_channels_or_have_them_last(shape: tuple[int, ...]) -> None:
+    found, expected = (make().predict(pixels().reshape(form)).probabilities for form in (shape, (6, 1, 8, 8)))
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_channels_may_come_last(alone: bool) -> None:
+    card = Card((3, 4, 5), ("a", "b"), Normalisation((1.0, 2.0, 3.0), (1.0, 2.0, 4.0)), "float32")
+    module = nn.Sequential(nn.Flatten(), nn.Linear(60, 2)).eval()
+    model = PortableModel(module, card, {"name": "given", "options": {}}, {"client": "global"})
+    images = np.arange(2 * 60).reshape(2, 3, 4, 5)
+    images = images[:1] if alone else images
+    turned = np.moveaxis(images, 1, 3)
+    found = model.predict(turned[0] if alone else turned).probabilities
+    assert np.array_equal(found, model.predict(images).probabilities)
 
 
 def test_a_network_that_cannot_answer() -> None:

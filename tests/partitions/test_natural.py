@@ -115,7 +115,7 @@ def test_all_take_part_unless_a_number_is_given() -> None:
 def test_without_a_number_the_experiment_survives_its_file() -> None:
     experiment = resolve([parse_set(["partition.name=natural", "partition.minimum=3"])])
     written = experiment.to_toml()
-    assert "clients" not in loads(written)["partition"]
+    assert loads(written)["partition"]["clients"] == "none"
     assert resolve([Layer("file", loads(written))]) == experiment
 
 

@@ -60,16 +60,16 @@ GOLDEN: list[tuple[str, dict[str, Any], str]] = [
         {"clients": 31, "classes_per_client": 4, "examples": 50},
         "79ebcc1fa3494ba881b07d2f49e727d0e1183f6fa086c84944d6e9a2e3ca8418",
     ),
-    ("share", {"examples": 50}, "db4738a49f692ed0410d10e2ceb23a2a0ea8888dfdd78eb304e6bfc6475b8913"),
+    ("share", {"examples": 50}, "825e4322fea83164e8ea81e54816831fdb6820d8af9ccccf237f8d89fa89e745"),
     (
         "share",
         {"examples": 71, "share": 33.0, "clients": 13},
-        "c81d054f94b59e7a4a13fb74d51efdb83f5bb7496adad4ef9a39d42dc80a2ac8",
+        "37f3559b79532cb1d06d3eee7d10b11c0048665beac46bbbbf75fb9a3a2cef71",
     ),
     (
         "share",
         {"examples": 45, "groups": "random", "dominant": 4},
-        "4ac68b6a18b98f0174f0ecac77b115909f28374ea29d4abe4fa8468cc9a44f30",
+        "accfdca1ffc68926b85cbae215d7c777c962cb3914b0dea5b8b8ba685ca3b673",
     ),
 ]
 

@@ -71,21 +71,33 @@ def test_62_classes_in_three_groups(share: int) -> None:
     expected = np.zeros((20, 62), dtype=np.int64)
     for i in range(20):
         for j in range(10 * share):
-            expected[i, (i + j) % 62] += 1
-        group = EMNIST[i % 3]
+            expected[i, (10 * share * i + j) % 62] += 1
+        group, place = EMNIST[i % 3], i // 3
         for j in range(1000 - 10 * share):
-            expected[i, group[(i + j) % len(group)]] += 1
+            expected[i, group[((1000 - 10 * share) * place + j) % len(group)]] += 1
     np.testing.assert_array_equal(counts, expected)
     assert {len(hand) for hand in hands} == {1000}
+
+
+@pytest.mark.parametrize(("size", "classes", "share"), [(1000, 62, 10), (320, 47, 10), (600, 100, 10), (40, 10, 10)])
+def test_the_uniform_part_is_uniform_in_sum(size: int, classes: int, share: int) -> None:
+    """Not only for each client: together they take as many of each class, but for one."""
+    groups = [list(range(classes))]
+    everything = Share(clients=20, share=share).class_counts(size, classes, groups).sum(axis=0)
+    assert everything.max() - everything.min() <= 2
+    uniform = Share(clients=20, share=100).class_counts(size * share // 100, classes, groups)
+    assert uniform.sum(axis=0).max() - uniform.sum(axis=0).min() <= 1
+    assert uniform.max() - uniform.min() <= 1
 
 
 def test_62_classes_by_hand() -> None:
     """s = 10: 100 uniform are 1 or 2 of each class; 900 dominant are 90 of each digit, 34 or 35 of each letter."""
     counts = Share(clients=3, share=10).class_counts(1000, 62, EMNIST)
     assert counts[0].tolist() == [92] * 10 + [2] * 28 + [1] * 24
-    # Client 1: the extra 38 begin at class 1, the extra 16 of 900 = 26 * 34 + 16 at the second capital letter.
-    assert counts[1].tolist() == [1] + [2] * 9 + [36] + [37] * 16 + [36] * 9 + [2] * 3 + [1] * 23
-    assert counts[2, :36].tolist() == [1, 1] + [2] * 34
+    # Client 1: the extra 38 begin at class 38 and end at class 13; the extra 16 of 900 = 26 * 34 + 16 go to A to P.
+    assert counts[1].tolist() == [2] * 10 + [37] * 4 + [36] * 12 + [35] * 10 + [1] * 2 + [2] * 24
+    # Client 2: they go on at class 14.
+    assert counts[2, :36].tolist() == [1] * 14 + [2] * 22
     assert counts.sum(1).tolist() == [1000] * 3
 
 
@@ -120,7 +132,7 @@ def test_a_hundred_classes_in_groups_of_ten() -> None:
 
 
 def test_remainders_on_digits() -> None:
-    """40 samples, 4 of them uniform: both remainders go round from the client's number."""
+    """40 samples, 4 of them uniform: each client's go on where those of the one before stopped."""
     partition = Share(clients=20, examples=40, share=10)
     hands = split(partition, DIGITS)
     check_hands(partition, hands, deck_of(DIGITS), disjoint=True)
@@ -128,24 +140,23 @@ def test_remainders_on_digits() -> None:
     expected = np.zeros((20, CLASSES), dtype=np.int64)
     for i in range(20):
         for j in range(4):
-            expected[i, (i + j) % 10] += 1
+            expected[i, (4 * i + j) % 10] += 1
         group = [(2 * (i % 5) + j) % 10 for j in range(3)]
-        for j in range(36):
-            expected[i, group[(i + j) % 3]] += 1
+        expected[i, group] += 12
     np.testing.assert_array_equal(counts, expected)
     # By hand: client 0 has the classes 0 to 3 once each and its group {0, 1, 2} twelve times each.
     assert counts[0].tolist() == [13, 13, 13, 1, 0, 0, 0, 0, 0, 0]
-    assert counts[7].tolist() == [1, 0, 0, 0, 12, 12, 12, 1, 1, 1]
+    assert counts[7].tolist() == [1, 1, 0, 0, 12, 12, 12, 0, 1, 1]
 
 
 def test_remainders_among_dominant_classes() -> None:
     """Of 41 samples 4 are uniform and 37 dominant, one too many for three classes."""
     counts = Share(clients=6, share=10).class_counts(41, CLASSES, RING)
     assert counts[0].tolist() == [14, 13, 13, 1, 0, 0, 0, 0, 0, 0]
-    # Client 1's group is {2, 3, 4}; what is left over goes to the second of them.
-    assert counts[1].tolist() == [0, 1, 13, 14, 13, 0, 0, 0, 0, 0]
-    # Client 4's is {8, 9, 0}, the ring; 4 modulo 3 is the second again.
-    assert counts[4].tolist() == [12, 0, 0, 0, 1, 1, 1, 1, 12, 13]
+    # Client 1's uniform four go on at class 4; its group is {2, 3, 4}, in which it is the first.
+    assert counts[1].tolist() == [0, 0, 13, 12, 13, 1, 1, 1, 0, 0]
+    # Client 5 is the second of the group {0, 1, 2}: what is left over goes to the second class.
+    assert counts[5].tolist() == [13, 14, 13, 1, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("classes", "groups"), [(4, 2), (5, 3), (7, 4), (100, 50)])
@@ -293,8 +304,8 @@ def test_its_advice_works(sizes: list[int], clients: int, share: float, drawn: b
 def test_an_exhausted_class_is_named() -> None:
     # 5 uniform and 45 dominant: class 0 is dominant for 8 of 20 clients, 8 * 15 + 20 * 0.5 = 130.
     assert refusal(Share(clients=20, examples=60, share=10), deck_of(balanced(1000))) == (
-        "`partition.examples` gives 50 samples to each of 20 clients, which takes 130 of class 0, but the data set "
-        "has 100; set `partition.examples` to at most 38."
+        "`partition.clients` is 20, who with 50 samples each take 130 of class 0, but the data set has 100; set "
+        "`partition.examples` to at most 38."
     )
 
 

@@ -61,10 +61,8 @@ def partition(
 def _holdings(experiment: Experiment, dealt: Deal) -> Holdings:
     from fedmate.report.plots import Holdings
 
-    clients = [str(i) for i in range(len(dealt.clients))]
-    newcomers = [f"newcomer {i}" for i in range(len(dealt.newcomers))]
     title = f"{experiment.dataset.name}, {_described(experiment.partition)}, seed {experiment.general.seed}"
-    return Holdings(dealt.class_counts(), [*clients, *newcomers], dealt.arrays.class_names, title)
+    return Holdings(dealt.class_counts(), dealt.names(), dealt.arrays.class_names, title)
 
 
 def _described(section: Section) -> str:

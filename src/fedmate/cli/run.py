@@ -47,13 +47,13 @@ def run(
         if out is not None:
             raise UserError("`--out` begins a new run and `--resume` goes on with an old one; give one of them.")
         with resumed(request, resume) as jobs:
-            _run_all(jobs, resume)
+            _run_all(jobs, resume, data_dir)
     else:
         with started(request, out) as jobs:
-            _run_all(jobs, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent)
+            _run_all(jobs, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent, data_dir)
 
 
-def _run_all(jobs: list[Job], folder: Path) -> None:
+def _run_all(jobs: list[Job], folder: Path, data_dir: Path | None) -> None:
     """Run what is not finished, and print one table of all."""
     from fedmate.experiment.jobs import run_jobs
     from fedmate.experiment.record import Record
@@ -81,12 +81,15 @@ def _run_all(jobs: list[Job], folder: Path) -> None:
         )
     _print_results(console, [job.folder for job in jobs])
     if stopped is not None:
-        raise _say_how_to_continue(stopped, jobs, folder)
+        command = f"fedmate run --resume {shlex.quote(str(folder))}"
+        if data_dir is not None:
+            command += f" --data-dir {shlex.quote(str(data_dir))}"
+        raise _say_how_to_continue(stopped, jobs, command)
     if diverged:
         raise DivergedError(" ".join(diverged))
 
 
-def _say_how_to_continue(stopped: KeyboardInterrupt | OSError, jobs: list[Job], folder: Path) -> typer.Exit:
+def _say_how_to_continue(stopped: KeyboardInterrupt | OSError, jobs: list[Job], command: str) -> typer.Exit:
     """Tell what is saved, as the disk has it now, and return the exit status."""
     from fedmate.experiment.checkpoint import Checkpoint
     from fedmate.experiment.record import Record
@@ -94,7 +97,6 @@ def _say_how_to_continue(stopped: KeyboardInterrupt | OSError, jobs: list[Job], 
     job = next((job for job in jobs if not Record(job.folder).finished), jobs[-1])
     done, of = Checkpoint(job.folder).standing.round, Record(job.folder).config["rounds"]
     reason = "Stopped" if isinstance(stopped, KeyboardInterrupt) else f"Error: {one_line(str(stopped))}"
-    command = f"fedmate run --resume {shlex.quote(str(folder))}"
     typer.echo(f"{reason}. {job.folder} is saved after round {done} of {of}. Continue with: {command}", err=True)
     return typer.Exit(status(stopped) if isinstance(stopped, KeyboardInterrupt) else 1)
 

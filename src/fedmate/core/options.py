@@ -49,9 +49,9 @@ class Limits:
         )
 
 
-def option(default: Any, help: str, limits: Limits | None = None) -> Any:
-    """Declare a dataclass field that a user may set."""
-    return dataclasses.field(default=default, metadata={"help": help, "limits": limits or Limits()})
+def option(default: Any, help: str, limits: Limits | None = None, *, is_path: bool = False) -> Any:
+    """Declare a dataclass field that a user may set; a path is kept as an absolute one, to be found from anywhere."""
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits or Limits(), "path": is_path})
 
 
 def options_of(cls: type) -> dict[str, dataclasses.Field[Any]]:

@@ -66,6 +66,7 @@ class Arrays(NamedTuple):
         clients: whose each training sample is, numbered from 0, if the data set tells.
         notes: sentences the user should read.
         digest: of the content, if it is known already.
+        client_names: what those clients are called.
     """
 
     train: Samples
@@ -75,6 +76,7 @@ class Arrays(NamedTuple):
     clients: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
     digest: str | None = None
+    client_names: tuple[str, ...] = ()
 
 
 def content_digest(arrays: Arrays) -> str:

@@ -39,6 +39,9 @@ _LONG_NAMES = (
 )
 """Entries of a tar archive that are read with the header of the next one."""
 
+LONGEST = 200
+"""How many characters of a reason a sentence quotes."""
+
 
 class Bundle(ABC):
     """A read-only view of files that belong together.
@@ -168,8 +171,8 @@ def unreadable(path: Path, error: OSError) -> UserError:
 
 
 def damaged(path: Path | str, reason: str) -> UserError:
-    """Return what to say about a file that is not what its name says."""
-    return UserError(f"`{path}` is damaged or not complete ({reason}); delete it and fetch it again.")
+    """Return what to say about a file that is not what its name says; what a reader said of it may be long."""
+    return UserError(f"`{path}` is damaged or not complete ({reason[:LONGEST]}); delete it and fetch it again.")
 
 
 @contextmanager

@@ -128,6 +128,11 @@ class _Cifar(ImageDataset):
     def layout(self) -> Layout:
         """How it is published."""
 
+    @property
+    def published(self) -> tuple[int, int]:
+        """How many images there are."""
+        return 50_000, 10_000
+
     def find(self, folder: Path) -> list[Path]:
         """Return the files of the first form that is all there."""
         name, _, forms, *_ = self.layout

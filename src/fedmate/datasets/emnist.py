@@ -45,6 +45,9 @@ FIRST = {"byclass": 0, "balanced": 0, "letters": 1}
 EXAMPLES = {"byclass": 1000, "balanced": 320, "letters": 1000}
 """By split: how many samples a client gets."""
 
+PUBLISHED = {"byclass": (697_932, 116_323), "balanced": (112_800, 18_800), "letters": (124_800, 20_800)}
+"""By split: how many images there are to train and to test on."""
+
 PLACES = ("emnist", "EMNIST/raw")
 ARCHIVE = "gzip.zip"
 
@@ -80,6 +83,11 @@ class Emnist(ImageDataset):
         sizes = [len(characters) for characters in SPLITS[self.split]]
         ends = np.cumsum(sizes).tolist()
         return tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)) if sizes[1:] else ()
+
+    @property
+    def published(self) -> tuple[int, int]:
+        """How many images the split has."""
+        return PUBLISHED[self.split]
 
     def find(self, folder: Path) -> list[Path]:
         """Return the files of the first form that is all there."""

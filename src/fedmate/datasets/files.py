@@ -27,7 +27,7 @@ from fedmate.datasets.bundle import files_in, unreadable
 from fedmate.datasets.place import user_folder
 from fedmate.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 HEADER = 8
 """Bytes of a safetensors file that tell how long its description is."""
 
@@ -41,7 +41,7 @@ class Content(NamedTuple):
     Attributes:
         train, test: as in `Arrays`.
         class_names: as in `Arrays`.
-        clients: as in `Arrays`.
+        clients, client_names: as in `Arrays`.
         notes: as in `Arrays`.
     """
 
@@ -50,6 +50,7 @@ class Content(NamedTuple):
     class_names: tuple[str, ...]
     clients: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,11 @@ class FileDataset(Dataset):
     def normalisation(self, content: Content) -> Normalisation:
         """Return what the samples need before a network reads them."""
 
+    @property
+    def published(self) -> tuple[int, int] | None:
+        """How many samples there are to train and to test on, where that is known; another number is worth a note."""
+        return None
+
     def load(self, folder: Path) -> Arrays:
         """Return the arrays, out of the cache if it is there and belongs to these files."""
         found = self.find(folder)
@@ -84,7 +90,7 @@ class FileDataset(Dataset):
         arrays = next(filter(None, (_open(place, signature) for place in places)), None)
         if arrays is None:
             content = self.read(found)
-            arrays = Arrays(*content[:3], Normalisation(), *content[3:])
+            arrays = Arrays(**content._asdict())
             arrays = arrays._replace(digest=content_digest(arrays))
             for place in places:
                 with suppress(OSError):
@@ -92,7 +98,15 @@ class FileDataset(Dataset):
                     storage.replace_by_parts(place, _pack(arrays, signature))
                     arrays = _open(place, signature) or arrays
                     break
-        return arrays._replace(normalisation=self.normalisation(Content(*arrays[:3])))
+        notes = (*arrays.notes, *self._compare(arrays))
+        return arrays._replace(normalisation=self.normalisation(Content(*arrays[:3])), notes=notes)
+
+    def _compare(self, arrays: Arrays) -> Iterator[str]:
+        """Say so if there are more or fewer samples than published."""
+        here = (len(arrays.train.y), 0 if arrays.test is None else len(arrays.test.y))
+        if self.published not in (None, here):
+            wanted, found = (" + ".join(f"{count:,}" for count in counts) for counts in (self.published or (), here))
+            yield f"the data set is published with {wanted} samples, here are {found}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +207,7 @@ def _pack(arrays: Arrays, signature: str) -> Iterator[bytes]:
         "signature": signature,
         "digest": arrays.digest,
         "class_names": arrays.class_names,
+        "client_names": arrays.client_names,
         "notes": arrays.notes,
     }
     # Wide numbers first: each array then begins where its numbers may lie.
@@ -230,10 +245,11 @@ def _open(path: Path, signature: str) -> Arrays | None:
             test=Samples(parts["test_x"], np.array(parts["test_y"])) if "test_x" in parts else None,
             class_names=tuple(note["class_names"]),
             clients=np.array(parts["clients"]) if "clients" in parts else None,
+            client_names=tuple(note["client_names"]),
             notes=tuple(note["notes"]),
             digest=note["digest"],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -32,7 +32,7 @@ class Folder(ImageDataset):
 
     reading: ClassVar[tuple[str, ...]] = ("size", "grey", "skip_bad", "split_seed")
 
-    path: str = option("", "the folder whose folders are the classes, or are `train` and `test`")
+    path: str = option("", "the folder whose folders are the classes, or are `train` and `test`", is_path=True)
     size: int | None = option(
         None, "pixels on each side, to which images are stretched", Limits(at_least=1, at_most=4096)
     )

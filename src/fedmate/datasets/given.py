@@ -143,6 +143,10 @@ def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
         )
     if not np.array_equal(labels, np.floor(labels)) or labels.min() < 0:
         raise UserError(f"`{y_name}` must hold whole numbers from 0; number the classes 0, 1, 2, ...")
+    if labels.max() >= MOST_CLASSES:
+        raise UserError(f"`{y_name}` holds a label {labels.max()}, which looks like no class; number them 0, 1, 2, ...")
+    if not inputs.size:
+        raise UserError(f"`{x_name}` has the shape {inputs.shape}: its samples hold nothing; give some numbers.")
     if inputs.dtype != np.float64:
         inputs = inputs.astype(np.float32)
     # Copied: what the caller does to its arrays later is its own business.
@@ -161,6 +165,10 @@ def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
         raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
     if array.dtype.kind not in "biuf":
         raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        # What does not fit into double precision is found below.
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float64)
     finite = np.isfinite(array)
     if not finite.all():
         place = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -174,8 +182,6 @@ def _arrays(train: Samples, test: Samples | None, class_names: Sequence[str] | N
             f"the test samples have the shape {test.x.shape[1:]}, the others {train.x.shape[1:]}; give both one shape."
         )
     largest = max(int(part.y.max()) for part in (train, test) if part is not None)
-    if class_names is None and largest >= MOST_CLASSES:
-        raise UserError(f"`y` holds a label {largest}, which looks like no class; number the classes 0, 1, 2, ...")
     names = tuple(map(str, range(largest + 1))) if class_names is None else tuple(map(str, class_names))
     if largest >= len(names):
         raise UserError(f"`class_names` has {len(names)} names, but there is a label {largest}; name every class.")

@@ -173,7 +173,7 @@ def read_tree(tree: Tree, form: Form, split_seed: int | None = None) -> Content:
     untested = sorted({*range(len(tree.class_names))} - {*test.y.tolist()})
     names = ", ".join(f"`{tree.class_names[label]}`" for label in untested)
     notes = (f"There is no image to test on of {names}.",) if untested else ()
-    return Content(train, test, tree.class_names, None, (*gallery.notes, *notes))
+    return Content(train, test, tree.class_names, notes=(*gallery.notes, *notes))
 
 
 def _items(tree: Tree) -> Iterator[tuple[Place, bytes]]:

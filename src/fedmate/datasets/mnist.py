@@ -70,6 +70,11 @@ class _MnistLike(ImageDataset):
             "training": {"learning_rate": 0.01},
         }
 
+    @property
+    def published(self) -> tuple[int, int]:
+        """How many images there are."""
+        return 60_000, 10_000
+
     def find(self, folder: Path) -> list[Path]:
         """Return the files of the first form that is all there."""
         name, _, other = self.layout

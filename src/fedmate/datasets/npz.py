@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedmate.core import option
 from fedmate.datasets.base import Arrays, Normalisation, Samples
-from fedmate.datasets.bundle import unreadable
+from fedmate.datasets.bundle import LONGEST, unreadable
 from fedmate.datasets.files import Content, ImageDataset, check_labels
 from fedmate.datasets.given import MOST_CLASSES, as_numbers
 from fedmate.datasets.place import expand
@@ -44,7 +44,7 @@ def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         # A damaged file makes numpy's parsers, and those below them, raise almost anything.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0][:LONGEST] if str(error) else type(error).__name__
         kind = "save" if path.suffix.lower() == ".npy" else "savez"
         raise UserError(
             f"`{path}` is not a file of numpy's numbers ({reason}); write it with `numpy.{kind}`."
@@ -92,7 +92,9 @@ def check_prepared(path: Path, arrays: ByName, shape: tuple[int, int, int], clas
 class Npz(ImageDataset):
     """A user's own arrays in an `.npz` file: images as bytes, or samples of any other numbers."""
 
-    path: str = option("", "the file, with `train_x`, `train_y` and, if there are any, `test_x`, `test_y`")
+    path: str = option(
+        "", "the file, with `train_x`, `train_y` and, if there are any, `test_x`, `test_y`", is_path=True
+    )
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
@@ -119,6 +121,10 @@ class Npz(ImageDataset):
             _pair(path, part, _as_samples(f"{path}[{part}_x]", arrays[f"{part}_x"]), arrays[f"{part}_y"])
             for part in parts
         ]
+        kinds = [part.x.dtype == np.uint8 for part in samples]
+        if kinds[0] != kinds[-1]:
+            held = " and ".join(f"{part.x.dtype} in `{name}_x`" for name, part in zip(parts, samples, strict=True))
+            raise UserError(f"`{path}` has {held}, but only bytes (uint8) are normalised; give both one type.")
         shapes = [part.x.shape[1:] for part in samples]
         if shapes[0] != shapes[-1]:
             raise UserError(
@@ -127,7 +133,8 @@ class Npz(ImageDataset):
             )
         labels, names = _number_labels(path, arrays, parts)
         train, *test = (Samples(part.x, numbers) for part, numbers in zip(samples, labels, strict=True))
-        return Content(train, test[0] if test else None, names, _number_clients(path, arrays))
+        clients, client_names = _number_clients(path, arrays)
+        return Content(train, test[0] if test else None, names, clients, client_names=client_names)
 
     def normalisation(self, content: Content) -> Normalisation:
         """Bring bytes to the range from -1 to 1, and leave other numbers as they are."""
@@ -153,6 +160,10 @@ def _check_names(path: Path, arrays: ByName, wanted: Sequence[str]) -> None:
 
 
 def _pair(path: Path, part: str, x: NDArray[Any], y: NDArray[Any]) -> Samples:
+    if not x[:1].size and len(x):
+        raise UserError(
+            f"`{path}` has samples of shape {list(x.shape[1:])} in `{part}_x`, which hold nothing; give some."
+        )
     if y.ndim != 1 or len(x) != len(y) or not len(y):
         raise UserError(
             f"`{path}` has {len(x)} samples in `{part}_x` for `{part}_y` of shape {list(y.shape)}; give one label for "
@@ -226,20 +237,20 @@ def _class_names(path: Path, arrays: ByName) -> tuple[str, ...]:
     return names
 
 
-def _number_clients(path: Path, arrays: ByName) -> NDArray[np.int64] | None:
-    """Return whose each training sample is, numbered in the order of what the file calls them."""
+def _number_clients(path: Path, arrays: ByName) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return whose each training sample is, numbered in the order of what the file calls them, and those names."""
     if "train_client" not in arrays:
-        return None
+        return None, ()
     clients = arrays["train_client"]
     if clients.shape != arrays["train_y"].shape:
         raise UserError(
             f"`{path}[train_client]` has the shape {list(clients.shape)} for {len(arrays['train_y'])} samples; give "
             "one client for each."
         )
-    if clients.dtype.kind not in "US":
-        clients = as_numbers(f"{path}[train_client]", clients)
-    numbers: NDArray[np.int64] = np.unique(clients, return_inverse=True)[1].astype(np.int64)
-    return numbers
+    name = f"{path}[train_client]"
+    clients = np.array(_words(name, clients)) if clients.dtype.kind in "US" else as_numbers(name, clients)
+    names, numbers = np.unique(clients, return_inverse=True)
+    return numbers.astype(np.int64), tuple(str(one) for one in names.tolist())
 
 
 def _words(name: str, values: NDArray[Any]) -> list[str]:

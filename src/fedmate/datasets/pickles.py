@@ -25,6 +25,11 @@ TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8")
 
 MOST_AXES = 4
 
+MOST_CONTAINERS = 10_000
+"""Lists, tuples and dictionaries in a pickle. CIFAR's have a dozen; nested without end they would end the process."""
+
+_CONTAINERS = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "DICT", "EMPTY_LIST", "EMPTY_DICT", "FROZENSET", "REDUCE")
+
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 """Instructions that keep a value under a number of the pickle's choice."""
 
@@ -37,7 +42,7 @@ def read_pickle(data: bytes, name: str) -> Any:
         name: what to call it in messages.
     """
     try:
-        _check_numbers(data)
+        _check_instructions(data)
         found = _Reader(io.BytesIO(data), name).load()
         return {key: _finished(value) for key, value in found.items()} if type(found) is dict else _finished(found)
     except UserError:
@@ -159,9 +164,13 @@ def _finished(value: Any) -> Any:
     return value.values
 
 
-def _check_numbers(data: bytes) -> None:
-    """Refuse numbers under which nothing can be kept: Python's own reader would reserve memory for all below."""
+def _check_instructions(data: bytes) -> None:
+    """Refuse what brings Python's own reader down: numbers it reserves memory for, containers nested without end."""
+    made = 0
     for instruction, argument, _ in pickletools.genops(data):
+        made += instruction.name in _CONTAINERS
+        if made > MOST_CONTAINERS:
+            raise pickle.UnpicklingError(f"it makes more than {MOST_CONTAINERS:,} lists, tuples and dictionaries")
         if instruction.name in _PUTS and isinstance(argument, int) and argument > len(data):
             raise pickle.UnpicklingError(f"it has {len(data)} bytes and counts to {argument}")
 

@@ -19,8 +19,9 @@ from fedmate.backends import BACKENDS
 from fedmate.core import Limits, Method, Training, option
 from fedmate.core.options import check_options, options_of
 from fedmate.datasets import DATASETS, Dataset
+from fedmate.datasets.place import expand
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.values import check_type
+from fedmate.experiment.values import NONE, check_type
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
 from fedmate.partitions import PARTITIONS, Partition
@@ -157,7 +158,8 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     for layer in layers:
         check_shape(layer)
     dataset = _resolve_section("dataset", DATASETS, layers)
-    layers = [_defaults_of(dataset), *_with_presets(layers)]
+    layers = _with_presets(layers)
+    layers = [_defaults_of(dataset, layers), *layers]
     general: Values = {}
     for layer in layers:
         found = {key: value for key, value in layer.values.items() if key in options_of(General)}
@@ -190,10 +192,18 @@ def check_shape(layer: Layer) -> None:
             )
 
 
-def _defaults_of(dataset: Section) -> Layer:
-    """Return what the chosen data set brings along, beneath everything else."""
+def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:
+    """Return what the chosen data set brings along, beneath everything else.
+
+    What it says of a section with a name does not hold for another name, whichever layer chooses that.
+    """
     chosen: Dataset = DATASETS[dataset.name](**dataset.options)
-    return Layer(f"the data set `{dataset.name}`", chosen.defaults)
+    kept = {}
+    for section, values in chosen.defaults.items():
+        names = [layer.values[section]["name"] for layer in layers if "name" in layer.values.get(section, {})]
+        if "name" not in values or not names or names[-1] == values["name"]:
+            kept[section] = values
+    return Layer(f"the data set `{dataset.name}`", kept)
 
 
 def _with_presets(layers: Sequence[Layer]) -> list[Layer]:
@@ -213,19 +223,15 @@ def _with_presets(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]) -> Section:
-    name, options, bound = DEFAULT_NAMES[section], Values(), set[str]()
+    name, options = DEFAULT_NAMES[section], Values()
     cls = table[name]
-    for number, layer in enumerate(layers):
+    for layer in layers:
         given = dict(layer.values.get(section, {}))
-        named = "name" in given
         chosen = given.pop("name", name)
         cls = lookup(section, table, chosen, layer.source)
         if chosen != name:
-            shared = set(options_of(COMMON[section])) - bound
-            options = {key: value for key, value in options.items() if key in shared}
-            name, bound = chosen, set[str]()
-        # What a data set says about one name does not hold for another.
-        bound = set(given) if named and number == 0 and section != "dataset" else bound - set(given)
+            options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
+            name = chosen
         if section == "method" and "preset" in given:
             options |= _preset(section, name, cls.presets, given.pop("preset"), layer.source)
         if section == "dataset":
@@ -262,13 +268,20 @@ def _typed(section: str, cls: type, values: Values, source: str) -> Values:
         if key not in known:
             place = f"{section}.{key}" if section else key
             raise UserError(f"`{place}` in {source} is not an option; {nearest(key, known)}")
-    return {
-        key: check_type(f"{section}.{key}" if section else key, cls, key, value, source)
-        for key, value in values.items()
-    }
+    return {key: _value(section, cls, key, value, source) for key, value in values.items()}
+
+
+def _value(section: str, cls: type, key: str, value: object, source: str) -> Any:
+    """Return one value as its option takes it."""
+    place = f"{section}.{key}" if section else key
+    checked = check_type(place, cls, key, value, source)
+    if checked and options_of(cls)[key].metadata["path"]:
+        return str(expand(place, checked).absolute())
+    return checked
 
 
 def _assignments(values: Values) -> list[str]:
-    # JSON's strings and numbers are TOML's too, but for the character DEL; an option without a value is left out.
-    present = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items() if value is not None}
-    return [f"{key} = {text}".replace("\x7f", "\\u007f") for key, text in present.items()]
+    # JSON's strings and numbers are TOML's too, but for the character DEL.
+    spelled = {key: NONE if value is None else value for key, value in values.items()}
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in spelled.items())
+    return [line.replace("\x7f", "\\u007f") for line in lines]

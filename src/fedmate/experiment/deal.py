@@ -54,6 +54,16 @@ class Deal:
                     found.update(f"{kind} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
         return found.hexdigest()
 
+    def names(self) -> list[str]:
+        """Return what clients are called, newcomers last: as in the data set, if each is one of its clients."""
+        arrays, hands = self.arrays, [*self.clients, *self.newcomers]
+        if arrays.clients is not None and arrays.client_names:
+            owners = [np.unique(arrays.clients[rows]) for rows in hands]
+            if all(len(found) == 1 for found in owners):
+                return [arrays.client_names[found[0]] for found in owners]
+        trained = len(self.clients)
+        return [str(i) if i < trained else f"newcomer {i - trained}" for i in range(len(hands))]
+
     def class_counts(self) -> NDArray[np.int64]:
         """Return how many samples of each class each client holds, newcomers last, `[clients, classes]`."""
         labels, classes = self.arrays.train.y, len(self.arrays.class_names)
@@ -62,7 +72,12 @@ class Deal:
 
     def to_json(self) -> str:
         """Return the account of it, a line for each client: rows count from 0 in the data set's training part."""
-        head = {"sha256": self.sha256, "data_sha256": self.data_sha256, "classes": self.arrays.class_names}
+        head = {
+            "sha256": self.sha256,
+            "data_sha256": self.data_sha256,
+            "classes": self.arrays.class_names,
+            "names": self.names(),
+        }
         lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in head.items()]
         for name, hands in (("clients", self.clients), ("newcomers", self.newcomers)):
             rows = ",\n".join(json.dumps(hand.tolist()) for hand in hands)
@@ -106,12 +121,10 @@ def federate(experiment: Experiment, dealt: Deal) -> Federation:
     hands = [*dealt.clients, *dealt.newcomers]
     used, places = np.unique(np.concatenate(hands), return_inverse=True)
     everyone = ready(experiment, arrays.normalisation, _take(arrays.train, used))
-    ends = np.cumsum([len(rows) for rows in hands])[:-1]
-    device = everyone.y.device
-    clients = [
-        rows_of(everyone.source, rows, everyone.y[rows])
-        for rows in (torch.from_numpy(own).to(device) for own in np.split(places.astype(np.int64), ends))
-    ]
+    rows = torch.from_numpy(places.astype(np.int64)).to(everyone.y.device)
+    sizes = [len(hand) for hand in hands]
+    parts = zip(torch.split(rows, sizes), torch.split(everyone.y[rows], sizes), strict=True)
+    clients = [rows_of(everyone.source, own, labels) for own, labels in parts]
     return Federation(
         clients=tuple(clients[: len(dealt.clients)]),
         test=ready(experiment, arrays.normalisation, dealt.test),

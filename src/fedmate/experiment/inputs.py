@@ -100,20 +100,33 @@ def read_table(path: Path) -> Table:
 def as_samples(name: str, x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Give an array the shape `[samples, *shape]`, or raise `UserError`.
 
-    It may have that shape already, be one sample, or have its samples flattened.
+    It may have that shape already, be one sample, or have its samples flattened; images may have their channels last,
+    and grey ones none.
     """
     size = math.prod(shape)
-    if x.shape in (shape, (size,)):
-        return x.reshape(1, *shape)
-    if x.shape[1:] not in (shape, (size,)):
-        flat = "" if len(shape) == 1 else f", or {_shape('samples', size)} for flattened ones"
-        raise UserError(
-            f"`{name}` has the shape {_shape(*x.shape)}; give {_shape('samples', *shape)}, {_shape(*shape)} for one "
-            f"sample{flat}."
-        )
-    if not len(x):
-        raise UserError(f"`{name}` holds no sample; give one at least.")
-    return x.reshape(-1, *shape)
+    for form in _forms(shape):
+        if x.shape == form:
+            x = x[None]
+        if x.shape[1:] == form:
+            if not len(x):
+                raise UserError(f"`{name}` holds no sample; give one at least.")
+            # Only the form with channels last needs more than another shape.
+            last = len(form) == 3 and form != shape
+            return np.moveaxis(x, 3, 1) if last else x.reshape(-1, *shape)
+    flat = "" if len(shape) == 1 else f", or {_shape('samples', size)} for flattened ones"
+    raise UserError(
+        f"`{name}` has the shape {_shape(*x.shape)}; give {_shape('samples', *shape)}, {_shape(*shape)} for one "
+        f"sample{flat}."
+    )
+
+
+def _forms(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shapes that a sample may come in, the network's own first."""
+    forms = [shape, (math.prod(shape),)]
+    if len(shape) == 3:
+        channels, height, width = shape
+        forms += [(height, width, channels)] + [(height, width)] * (channels == 1)
+    return forms
 
 
 def excerpt(text: str) -> str:

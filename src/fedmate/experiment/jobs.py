@@ -128,7 +128,8 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
         built = build(stored_experiment(folder), given, initial)
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
-    if note.get("partition") != built.dealt.sha256:
+    # Runs of earlier versions do not say what was dealt.
+    if note.get("partition", built.dealt.sha256) != built.dealt.sha256:
         raise UserError(
             f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
             "the old digests); put the old files back, or start a new run with `--out`."

@@ -9,6 +9,9 @@ from typing import Any
 
 from fedmate.errors import UserError, nearest
 
+NONE = "none"
+"""How a file and the command line say that an option has no value, where it may have none."""
+
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -24,6 +27,10 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
     """
     declared = typing.get_type_hints(cls)[key]
     kinds = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    if isinstance(value, str) and not _is_text(value):
+        raise UserError(f"`{place}` in {source} holds bytes that are no text; rename what it names.")
+    if types.NoneType in kinds and value == NONE:
+        return None
     for kind in kinds:
         if typing.get_origin(kind) is typing.Literal:
             choices = typing.get_args(kind)
@@ -37,6 +44,15 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
             return value
     expected = " or ".join(_WORDS[kind] for kind in kinds if kind is not types.NoneType)
     raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {expected}.")
+
+
+def _is_text(value: str) -> bool:
+    """Tell whether a string can be written to a file: names of files need not be text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _show(value: Any) -> str:

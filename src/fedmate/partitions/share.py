@@ -60,10 +60,10 @@ class Share(Partition):
         # The small addition undoes rounding: 18.4 percent of 375 is 68.99999999999999.
         uniform = math.floor(size * self.share / 100 + 1e-9)
         clients = np.arange(self.clients)
-        counts = _evenly(uniform, num_classes, clients)
+        counts = _evenly(uniform, num_classes, self.clients)
         for number, group in enumerate(groups):
             members = clients[number :: len(groups)]
-            counts[members[:, None], group] += _evenly(size - uniform, len(group), members)
+            counts[members[:, None], group] += _evenly(size - uniform, len(group), len(members))
         return counts
 
     def _groups(self, deck: Deck) -> Sequence[Sequence[int]]:
@@ -101,7 +101,7 @@ class Share(Partition):
             taken = self.class_counts(smaller, len(available), groups).sum(axis=0)
             return bool((taken > available).any())
 
-        # A client that gets more samples gets no fewer of any class, so sizes that fit come before those that do not.
+        # Clients that get more samples take no fewer of any class, so sizes that fit come before those that do not.
         fitting = bisect_right(range(1, size), False, key=too_large)
         advice = "use another partition"
         if fitting:
@@ -109,8 +109,8 @@ class Share(Partition):
         elif self.clients > 1 and available[k]:
             advice = "use fewer `partition.clients`"
         raise UserError(
-            f"`partition.examples` gives {size} samples to each of {self.clients} clients, which takes "
-            f"{counts[:, k].sum()} of class {k}, but the data set has {available[k]}; {advice}."
+            f"`partition.clients` is {self.clients}, who with {size} samples each take {counts[:, k].sum()} of class "
+            f"{k}, but the data set has {available[k]}; {advice}."
         )
 
 
@@ -124,7 +124,12 @@ def ring(num_classes: int) -> list[list[int]]:
     return [[(first + j) % num_classes for j in range(DOMINANT)] for first in range(0, num_classes, 2)]
 
 
-def _evenly(total: int, kinds: int, clients: Indices) -> Indices:
-    """Divide `total` by `kinds` for each client; what does not divide goes round, beginning at the client's number."""
+def _evenly(total: int, kinds: int, clients: int) -> Indices:
+    """Divide `total` by `kinds` for each client, `[clients, kinds]`.
+
+    What does not divide is dealt round: each client goes on where the one before it stopped, so that together they take
+    as many of each kind.
+    """
     each, rest = divmod(total, kinds)
-    return each + ((np.arange(kinds) - clients[:, None]) % kinds < rest)
+    starts = np.arange(clients)[:, None] * rest
+    return each + ((np.arange(kinds) - starts) % kinds < rest)
