@@ -62,7 +62,7 @@ def standardised_digits() -> torch.Tensor:
 
 
 def rows(x: torch.Tensor) -> list[bytes]:
-    return [sample.numpy().tobytes() for sample in x]
+    return [sample.numpy().tobytes() for sample in x.cpu()]
 
 
 def test_auto_is_decided_and_written_down() -> None:

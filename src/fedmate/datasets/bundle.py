@@ -127,18 +127,21 @@ class _Header(tarfile.TarInfo):
     """The header of a member: `tarfile` takes a damaged one in the middle for the end of the archive, this does not."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header; where it is not one, raise what ends the reading with an error."""
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        """Read the next header; where it is not one, raise what ends the reading with an error."""
         try:
-            header = super().frombuf(buf, encoding, errors)
-        except tarfile.TarError as error:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             # A block of zeros is the mark of the end.
-            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise
+            raise
+        except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from None
-        if header.size < 0 or (header.type in _LONG_NAMES and header.size > LONGEST_NAME):
+
+    def _proc_member(self, tarfile_: tarfile.TarFile) -> Self:
+        """Look at a header before what it announces is read."""
+        if self.size < 0 or (self.type in _LONG_NAMES and self.size > LONGEST_NAME):
             raise tarfile.ReadError("a size is impossible")
-        return header
+        return cast(Self, super()._proc_member(tarfile_))  # type: ignore[misc]
 
 
 def open_bundle(path: Path) -> Bundle:
