@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.datasets.trees import put, same
 
 from fedmate.datasets import DATASETS
 from fedmate.datasets.animal10 import CLASSES, Animal10
@@ -31,13 +32,6 @@ def picture(number: int, form: str = "JPEG") -> bytes:
 
 
 FILES = {name: picture(number) for name, number in NUMBERS.items()}
-
-
-def put(root: Path, content: dict[str, bytes]) -> Path:
-    for name, data in content.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
 
 
 def pack(path: Path, content: dict[str, bytes], prefix: str = "raw-img/") -> Path:
@@ -69,15 +63,6 @@ def numbers(samples: Samples | None) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Content:
     return read(put(tmp_path_factory.mktemp("animals") / "animal10", FILES).parent)
-
-
-def same(one: Content, other: Content) -> None:
-    assert one.test is not None
-    assert other.test is not None
-    for here, there in ((one.train, other.train), (one.test, other.test)):
-        np.testing.assert_array_equal(here.x, there.x)
-        np.testing.assert_array_equal(here.y, there.y)
-    assert one.class_names == other.class_names
 
 
 # -------------------- what is read

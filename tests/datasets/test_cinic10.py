@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from tests.datasets.trees import put, same
 
 from fedmate.datasets import DATASETS
 from fedmate.datasets.base import Samples
@@ -45,13 +46,6 @@ def files() -> dict[str, bytes]:
     return found | {f"valid/{kind}/a.png": b"not even an image" for kind in CIFAR10} | others
 
 
-def put(root: Path, content: dict[str, bytes]) -> Path:
-    for name, data in content.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
 def pack(path: Path, content: dict[str, bytes], prefix: str = "./") -> Path:
     """Write an archive whose order is not that of names."""
     with tarfile.open(path, "w:gz") as archive:
@@ -82,15 +76,6 @@ def numbers(samples: Samples | None) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Content:
     return read(put(tmp_path_factory.mktemp("cinic"), files()))
-
-
-def same(one: Content, other: Content) -> None:
-    assert one.test is not None
-    assert other.test is not None
-    for here, there in ((one.train, other.train), (one.test, other.test)):
-        np.testing.assert_array_equal(here.x, there.x)
-        np.testing.assert_array_equal(here.y, there.y)
-    assert one.class_names == other.class_names
 
 
 # -------------------- what is read

@@ -2,8 +2,8 @@
 
 Layers, each overriding those before it: the options' own defaults, the data set's defaults, the file, `--dataset` and
 `--method`, `--set`. In a section with a `name` every name has keys of its own; when a layer changes the name, the keys
-that not all names of the section share are dropped from the layers below. A `preset` stands for the values it names,
-beneath what the same layer says itself.
+that not all names of the section share are dropped from the layers below; what a data set says of a name holds for no
+other. A `preset` stands for the values it names, beneath what the same layer says itself.
 """
 
 from __future__ import annotations
