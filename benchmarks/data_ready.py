@@ -7,8 +7,8 @@ The archive is written by this script in the official form (six pickled batches 
 prepared `cifar10.npz`, or from random bytes if none is given, which do not compress and so take longer to read. Each
 measurement is a process of its own; imports are told apart, for they cost the same whatever is loaded.
 
-Hardware: 2 CPU cores (x86-64), Python 3.11, torch 2.13.0; n = 3. First 4.2 to 4.5 s with a peak of 796 MB, from the cache
-0.10 to 0.13 s with 517 MB.
+Hardware: 2 CPU cores (x86-64), Python 3.11, torch 2.13.0; n = 3. First 4.2 to 4.5 s with a peak of 796 MB, from the
+cache 0.10 to 0.13 s with 517 MB.
 
     python benchmarks/data_ready.py .data/cifar10.npz
 """
