@@ -90,7 +90,8 @@ class Scene:
         found = []
         for step in range(self.steps):
             data = client_data(noise(20 + step, 3, 5), torch.tensor([0, 2, 3]))
-            found.append(Batch(data.x, data.y, data.mask, torch.arange(3), make_key(40 + step)))
+            z, _ = self.model.features(self.params, data.x)
+            found.append(Batch(z, data.y, data.mask, torch.arange(3), make_key(40 + step)))
         return found
 
     def train(self, **changes: Any) -> FusedClassifier:
@@ -172,7 +173,6 @@ def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
     bce = functional.binary_cross_entropy_with_logits
     losses = []
     for batch in scene.batches:
-        z, _ = scene.model.features(params, batch.x)
         with torch.no_grad():
             on_global, on_own = head(k.prototypes), head(k.own)
         pr = nets["prototype"]
@@ -194,7 +194,7 @@ def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
         second = -fooled.sigmoid().log() if kinds["classifier"] == "bce" else -fooled
         adversarial = -pr(head(k.own[both])).sigmoid().log().mean() + second.mean()
         own = functional.cross_entropy(head(k.own[held]), held)
-        loss = functional.cross_entropy(head(z), batch.y) + 0.6 * (own + 0.75 * adversarial)
+        loss = functional.cross_entropy(head(batch.x), batch.y) + 0.6 * (own + 0.75 * adversarial)
         descend(head_optimiser, loss)
         losses = [loss_pr.detach(), loss_cl.detach(), adversarial.detach()]
 

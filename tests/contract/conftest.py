@@ -33,12 +33,12 @@ from fedmate.core import (
     Wire,
     fold,
     make_key,
-    plain_autograd,
     random_bits,
     rows_of,
     select,
     stack,
     tree_map,
+    unmapped,
 )
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS
@@ -137,7 +137,7 @@ class Lab:
         """Run client `i`'s part of round `t`, on other data if some are given."""
         data = self.federation.clients[i] if data is None else data
         download, test = self.received(server, t, i), self.federation.test
-        with torch.no_grad(), plain_autograd():
+        with torch.no_grad(), unmapped():
             return train_client(self.method, t, client, download, data, self.client_key(t, i), test)
 
     @cached_property

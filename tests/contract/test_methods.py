@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 from fedmate.backends.base import itemise
@@ -30,10 +31,10 @@ from fedmate.core import (
     all_finite,
     num_bytes,
     pad,
-    plain_autograd,
     stack,
     stack_clients,
     tree_map,
+    unmapped,
 )
 from fedmate.methods import METHODS
 
@@ -338,9 +339,40 @@ def test_nothing_in_a_round_is_read_back_to_the_host(lab: Lab) -> None:
     trace(lab)
 
 
-def test_nothing_is_read_back_with_plain_autograd_either(plain_lab: Lab) -> None:
-    with plain_autograd():
+def test_nothing_is_read_back_with_unmapped_either(plain_lab: Lab) -> None:
+    with unmapped():
         trace(plain_lab)
+
+
+class NoNumbers(TorchFunctionMode):
+    """Refuses to make tensors of Python's numbers: each would be sent to the device, in every round."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        makes = func in (torch.tensor, torch.as_tensor, torch.scalar_tensor)
+        if makes or (func is torch.where and not all(isinstance(argument, Tensor) for argument in args)):
+            raise AssertionError(f"{func.__name__} of numbers")
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_in_a_round_is_made_of_numbers(lab: Lab) -> None:
+    lab = lab.with_few_steps()
+    method, test, (server, clients) = lab.method, lab.federation.test, lab.started
+    for t in lab.structures().values():
+        downloads, key = {i: lab.received(server, t, i) for i in (0, 1)}, lab.client_key(t, 0)
+        ids, people = torch.arange(2), lab.federation.clients
+        with NoNumbers(), torch.no_grad():
+            trained = [train_client(method, t, clients[i], downloads[i], people[i], key, test) for i in downloads]
+            view_client(method, clients[0], downloads[0], people[0], key, test)
+            uploads = stack([result.upload for result in trained])
+            method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
+
+
+@pytest.mark.parametrize("made", [lambda: torch.tensor(1), lambda: torch.where(torch.ones(2) > 0, torch.ones(2), 0)])
+def test_a_planted_number_is_found(made: Callable[[], Tensor]) -> None:
+    with NoNumbers(), pytest.raises(AssertionError, match="of numbers"):
+        made()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

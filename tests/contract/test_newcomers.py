@@ -26,11 +26,11 @@ from fedmate.core import (
     class_accuracies,
     fold,
     make_key,
-    plain_autograd,
     random_bits,
     rows_of,
     select,
     tree_map,
+    unmapped,
 )
 from fedmate.methods.fedavg import FedAvg
 
@@ -78,7 +78,7 @@ def by_hand(lab: Lab, i: int) -> tuple[Tree, Tree]:
     method, key = lab.method, fold(lab.key, "newcomer round", 1, i)
     client = method.init_client(method.setup.model.init_params(), fold(lab.key, "newcomer", i))
     download = select(method.download(lab.started[0], torch.tensor(-1)), method.wire(0).down)
-    with torch.no_grad(), plain_autograd():
+    with torch.no_grad(), unmapped():
         trained = method.local_update(client, download, newcomer(i), fold(key, "update")).params
         after = method.personalise(trained, newcomer(i), fold(key, "personalise"))
     return method.personal_params(client, download), after

@@ -42,7 +42,7 @@ def test_clients_are_padded_to_the_largest(plain_lab: Lab) -> None:
     assert torch.func.vmap(num_samples, (PER_CLIENT,))(stacked).tolist() == [7, 4, 1, 5, 6]
 
 
-def as_fake(mode: FakeTensorMode, lab: Lab) -> tuple[Vectorised, Tree]:
+def as_fake(mode: FakeTensorMode, backend: Vectorised, lab: Lab) -> tuple[Vectorised, Tree]:
     """Return a back end and a server state whose tensors have shapes but no content."""
 
     def data(real: ClientData) -> ClientData:
@@ -51,7 +51,6 @@ def as_fake(mode: FakeTensorMode, lab: Lab) -> tuple[Vectorised, Tree]:
         return real._replace(source=source).map(mode.from_tensor)
 
     federation = Federation(tuple(map(data, lab.federation.clients)), data(lab.federation.test), 4)
-    backend = Vectorised(lab.method, lab.federation, lab.key)
     fake = Vectorised.__new__(Vectorised)
     fake.__dict__ |= vars(backend)
     fake.federation, fake.key = federation, mode.from_tensor(lab.key)
@@ -64,12 +63,13 @@ def trace(lab: Lab) -> None:
     lab = lab.with_few_steps()
     for t in lab.structures().values():
         task = Round(t, (0, 2, 3), evaluate=True)
-        Vectorised(lab.method, lab.federation, lab.key).train(lab.server(), task)
+        backend = Vectorised(lab.method, lab.federation, lab.key)
+        backend.train(lab.server(), task)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-            backend, server = as_fake(mode, lab)
-            cohort = backend.train(server, task)
+            fake, server = as_fake(mode, backend, lab)
+            cohort = fake.train(server, task)
             server = lab.method.aggregate(server, cohort.uploads, torch.tensor(task.participants), cohort.valid)
-            backend.view(server, task)
+            fake.view(server, task)
 
 
 def test_nothing_in_a_whole_round_is_read_back(lab: Lab) -> None:

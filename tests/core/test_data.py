@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedmate.core import data as data_module
 from fedmate.core.data import (
     PER_CLIENT,
     Batch,
@@ -64,6 +65,43 @@ class TestPad:
         assert torch.func.vmap(num_samples, (PER_CLIENT,))(stacked).tolist() == [1, 4, 6]
 
 
+class TestFilled:
+    """How many samples are surely real is known without reading a mask, and never overstated."""
+
+    def test_of_one_client(self) -> None:
+        data = make_data(5)
+        assert data.filled == 5
+        assert data.counted is None
+        assert pad(data, 5).filled == pad(data, 9).filled == pad(pad(data, 7), 9).filled == 5
+        assert pad(data, 9).counted is not None
+        assert ClientData(data.source, data.rows, data.y, data.mask).filled == 0
+
+    def test_of_a_stack(self) -> None:
+        stacked = stack_clients([make_data(n) for n in (6, 2, 4)])
+        assert stacked.filled == 2
+        assert torch.func.vmap(lambda data: data.mask.sum() >= data.filled, (PER_CLIENT,))(stacked).all()
+        assert stack_clients([make_data(4), make_data(4, seed=1)]).filled == 4
+
+    @settings(deadline=None, max_examples=60)
+    @given(samples=st.integers(1, 12), padding=st.integers(0, 6), seed=st.integers(0, 10**6), chosen=st.integers(0, 18))
+    def test_of_a_choice(self, samples: int, padding: int, seed: int, chosen: int) -> None:
+        data = pad(make_data(samples), samples + padding)
+        order = torch.randperm(samples + padding, generator=torch.Generator().manual_seed(seed))[:chosen]
+        some = data.map(lambda leaf: leaf[order])
+        assert 0 <= some.filled <= int(some.mask.sum())
+        if not padding:
+            assert some.filled == len(order)
+        stacked = stack_clients([data, make_data(3)])
+        assert stacked.map(lambda leaf: leaf[:1]).filled == stacked.filled
+
+    @settings(deadline=None, max_examples=40)
+    @given(samples=st.integers(1, 30), padding=st.integers(0, 12), batch_size=st.integers(1, 11))
+    def test_of_batches(self, samples: int, padding: int, batch_size: int) -> None:
+        for batch in batches(pad(make_data(samples), samples + padding), batch_size, 2, make_key(0)):
+            assert batch.filled == int(batch.mask.sum())
+            assert (batch.counted is None) == bool(batch.mask.all())
+
+
 class TestCounts:
     @settings(deadline=None, max_examples=40)
     @given(samples=st.integers(1, 20), padding=st.integers(0, 10), seed=st.integers(0, 10**6))
@@ -79,7 +117,7 @@ class TestCounts:
 
     def test_holes_in_the_mask(self) -> None:
         data = client_data(torch.zeros(4, 1), torch.tensor([0, 1, 1, 2]))
-        data = data._replace(mask=torch.tensor([True, False, True, False]))
+        data = data._replace(mask=torch.tensor([True, False, True, False]), filled=0)
         assert class_counts(data, 3).tolist() == [1, 1, 0]
 
 
@@ -181,3 +219,13 @@ class TestBatches:
         counts = torch.bincount(torch.tensor(first).flatten(), minlength=20)
         # Each sample is in the first batch in a quarter of the runs: 50 of 200, give or take five deviations.
         assert bool(((counts - 50).abs() < 5 * (200 * 0.25 * 0.75) ** 0.5).all())
+
+    @pytest.mark.parametrize("window", [1, 3, 10, 17])
+    def test_how_many_are_read_at_once_makes_no_difference(self, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = pad(make_data(20), 23)
+        expected = list(batches(data, 3, 2, make_key(0)))
+        monkeypatch.setattr(data_module, "WINDOW", window)
+        found = list(batches(data, 3, 2, make_key(0)))
+        assert [batch.filled for batch in found] == [batch.filled for batch in expected]
+        for mine, other in zip(found, expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(mine[:5], other[:5], strict=True))

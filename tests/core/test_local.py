@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmate.core.data import PER_CLIENT, Batch, ClientData, batches, client_data, pad, stack_clients
-from fedmate.core.local import SGD, cross_entropy, fit, gradient, loop, plain_autograd, supervised_loss
+from fedmate.core.frozen import classifier_loss, frozen_batches
+from fedmate.core.local import SGD, cross_entropy, fit, gradient, loop, move_at_once, supervised_loss
 from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key
 from fedmate.core.tree import Tree, flatten, leaves, stack, tree_map, unstack
+from fedmate.core.unmapped import unmapped
 
 CLASSES = 3
 
@@ -80,7 +82,7 @@ def assert_identical(found: Tree, expected: Tree) -> None:
 
 
 def dead(batch: Batch) -> Batch:
-    return batch._replace(mask=torch.zeros_like(batch.mask))
+    return batch._replace(mask=torch.zeros_like(batch.mask), filled=0)
 
 
 class TestSGD:
@@ -122,6 +124,57 @@ class TestSGD:
         assert velocity["p"].tolist() == [0.0]
 
 
+def plain_move(optimiser: SGD, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The formula, leaf by leaf."""
+    third = len(tensors) // 3
+    moved, velocities = [], []
+    for p, g, v in zip(tensors[:third], tensors[third : 2 * third], tensors[2 * third :], strict=True):
+        velocities.append(optimiser.momentum * v + (g + optimiser.weight_decay * p))
+        moved.append(p - optimiser.learning_rate * velocities[-1])
+    return (*moved, *velocities)
+
+
+class TestMoveAtOnce:
+    """The step a GPU takes; here on a CPU."""
+
+    SHAPES = ((3, 2), (4,), ())
+
+    def make(self, clients: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        return tuple(torch.randn((*clients, *shape), dtype=dtype, generator=generator) for shape in self.SHAPES * 3)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("momentum", [0.0, 0.5])
+    @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+    def test_is_the_formula(self, momentum: float, weight_decay: float, dtype: torch.dtype) -> None:
+        optimiser, tensors = SGD(0.1, momentum, weight_decay), self.make(dtype=dtype)
+        before = [tensor.clone() for tensor in tensors]
+        found = move_at_once(optimiser, tensors)
+        torch.testing.assert_close(found, plain_move(optimiser, tensors), rtol=1e-6, atol=1e-6)
+        assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
+
+    @pytest.mark.parametrize("axes", [(0,) * 9, (1, 0, 0) * 3, (None,) * 3 + (0,) * 6, (0, None, None) * 3], ids=str)
+    def test_many_clients_at_once(self, axes: tuple[int | None, ...]) -> None:
+        optimiser = SGD(0.1, 0.5, 0.05)
+        tensors = tuple(
+            one if axis is None else many.movedim(0, axis)
+            for axis, one, many in zip(axes, self.make(), self.make((5,)), strict=True)
+        )
+        found = torch.func.vmap(lambda *t: move_at_once(optimiser, t), axes)(*tensors)
+        for i in range(5):
+            own = (t if axis is None else t.select(axis, i) for axis, t in zip(axes, tensors, strict=True))
+            expected = plain_move(optimiser, tuple(own))
+            torch.testing.assert_close([leaf[i] for leaf in found], list(expected), rtol=0, atol=1e-12)
+
+    def test_a_step_that_depends_on_no_client_and_two_axes_of_clients(self) -> None:
+        optimiser, tensors = SGD(0.1, 0.5, 0.05), self.make((2, 5))
+        twice = torch.func.vmap(torch.func.vmap(lambda *t: move_at_once(optimiser, t)))(*tensors)
+        torch.testing.assert_close(twice, plain_move(optimiser, tensors), rtol=0, atol=1e-12)
+        alone = self.make()
+        found = torch.func.vmap(lambda _: move_at_once(optimiser, alone))(torch.zeros(3))
+        torch.testing.assert_close([leaf[2] for leaf in found], list(plain_move(optimiser, alone)), rtol=0, atol=1e-12)
+
+
 class TestGradient:
     @pytest.mark.parametrize("kind", ["plain", "norm", "dropout"])
     @pytest.mark.parametrize("recording", [True, False])
@@ -135,7 +188,7 @@ class TestGradient:
             found.append(gradient(lambda v: objective({**params, **v}, batch), trained))
             return state
 
-        for context in (nullcontext(), plain_autograd()):
+        for context in (nullcontext(), unmapped()):
             with torch.set_grad_enabled(recording), context:
                 loop(step, {}, batches(data, 12, 1, make_key(0)))
         (functional_way, buffers), (plain_way, same_buffers) = found
@@ -147,7 +200,7 @@ class TestGradient:
     @pytest.mark.parametrize("plain", [True, False])
     def test_by_hand(self, plain: bool) -> None:
         variables: Tree = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3.0)}}
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             found, extra = gradient(lambda v: ((v["a"] ** 2).sum() * v["b"]["c"], {"n": v["a"] * 2}), variables)
         assert found["a"].tolist() == [6.0, 12.0]
         assert float(found["b"]["c"]) == 5.0
@@ -157,19 +210,19 @@ class TestGradient:
     @pytest.mark.parametrize("plain", [True, False])
     def test_unused_parameters_get_zero(self, plain: bool) -> None:
         variables: Tree = {"used": torch.tensor([1.0, 2.0]), "unused": torch.tensor([[5.0]])}
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             found, _ = gradient(lambda v: (v["used"].sum(), {}), variables)
         assert found["unused"].tolist() == [[0.0]]
         assert found["used"].tolist() == [1.0, 1.0]
 
     @pytest.mark.parametrize("plain", [True, False])
     def test_a_loss_that_uses_no_parameter_has_gradient_zero(self, plain: bool) -> None:
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             found, _ = gradient(lambda v: (torch.tensor(3.0), {}), {"unused": torch.tensor([5.0])})
         assert found["unused"].tolist() == [0.0]
 
-    def test_plain_autograd_ends_with_its_block(self) -> None:
-        with pytest.raises(ZeroDivisionError), plain_autograd():
+    def test_unmapped_ends_with_its_block(self) -> None:
+        with pytest.raises(ZeroDivisionError), unmapped():
             raise ZeroDivisionError
         # Under vmap leaves raise: this passes only if the setting was taken back.
         found, _ = torch.func.vmap(lambda p: gradient(lambda v: (v["p"] ** 2, {}), {"p": p}))(torch.tensor([1.0, 3.0]))
@@ -177,6 +230,11 @@ class TestGradient:
 
 
 class TestCrossEntropy:
+    def test_without_a_mask_everything_counts(self) -> None:
+        logits, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0, 1])
+        everyone = torch.ones(6, dtype=torch.bool)
+        torch.testing.assert_close(cross_entropy(logits, labels, None), cross_entropy(logits, labels, everyone))
+
     @settings(deadline=None, max_examples=40)
     @given(counts=st.lists(st.booleans(), min_size=1, max_size=10), seed=st.integers(0, 10**6))
     def test_is_the_mean_over_what_counts(self, counts: list[bool], seed: int) -> None:
@@ -196,7 +254,7 @@ class TestCrossEntropy:
     def test_what_does_not_count_may_hold_anything(self, poison: float, plain: bool) -> None:
         logits = torch.tensor([[1.0, 2.0], [poison, -poison], [0.0, 3.0]], dtype=torch.float64)
         labels, mask = torch.tensor([0, 0, 1]), torch.tensor([True, False, True])
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             found, extra = gradient(
                 lambda v: ((loss := cross_entropy(v["logits"], labels, mask)), {"loss": loss}), {"logits": logits}
             )
@@ -230,6 +288,14 @@ class TestLoop:
         )
         assert_identical(poisoned, start)
 
+    def test_nothing_is_chosen_where_a_sample_is_surely_real(self) -> None:
+        proposed, chosen = torch.tensor([5.0]), []
+        for data in (make_data(4), make_data(4)._replace(filled=0)):
+            end = loop(lambda state, _: {"p": proposed}, {"p": torch.tensor([1.0])}, batches(data, 4, 1, make_key(0)))
+            chosen.append(end["p"] is not proposed)
+            assert end["p"].tolist() == [5.0]
+        assert chosen == [False, True]
+
     def test_no_batches_no_change(self) -> None:
         start: Tree = {"p": torch.tensor(1.0)}
         assert_identical(loop(lambda state, _: {"p": state["p"] + 1}, start, []), start)
@@ -251,7 +317,7 @@ class TestFit:
     @pytest.mark.parametrize("kind", ["plain", "norm"])
     def test_is_a_training_loop(self, kind: str, plain: bool) -> None:
         module, model, data = make_module(kind), make_model(kind), make_data(20)
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             trained = fit(
                 supervised_loss(model),
                 model.init_params(),
@@ -271,7 +337,7 @@ class TestFit:
     def test_trains_only_what_is_named(self, trainable: tuple[str, ...], plain: bool) -> None:
         model, data = make_model(), make_data(20)
         start = model.init_params()
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             end = fit(supervised_loss(model), start, batches(data, 8, 2, make_key(0)), SGD(0.1, 0.5, 0.01), trainable)
         assert_identical(start, model.init_params())
         assert list(end) == list(start)
@@ -286,7 +352,7 @@ class TestFit:
         module = nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)).double()
         model, data = Model(module, classifier="1"), make_data(6)
         start = model.init_params()
-        with plain_autograd() if plain else nullcontext():
+        with unmapped() if plain else nullcontext():
             end = fit(supervised_loss(model), start, batches(data, 3, 1, make_key(0)), SGD(0.1), ("extractor",))
         assert list(end) == list(start)
         assert_identical(end, start)
@@ -295,15 +361,15 @@ class TestFit:
     def test_a_frozen_extractor_is_evaluated(self, kind: str) -> None:
         model, data = make_model(kind), make_data(12)
         start = model.init_params()
-        objective = supervised_loss(model, train_extractor=False)
-        end = fit(objective, start, batches(data, 4, 2, make_key(0)), SGD(0.1), ("classifier",))
+        steps = frozen_batches(model, start, data, 4, 2, make_key(0))
+        end = fit(classifier_loss(model), start, steps, SGD(0.1), ("classifier",))
         assert_identical(end["buffers"], start["buffers"])
         # Features do not change, so this is a linear model trained on them.
         features = model.features(start, data.x)[0]
         linear = nn.Linear(6, CLASSES).double()
         linear.load_state_dict(start["classifier"])
-        steps = [batch._replace(x=features[batch.ids]) for batch in batches(data, 4, 2, make_key(0))]
-        assert_close(end["classifier"], reference(linear, steps, 0.0, 0.0))
+        read = [batch._replace(x=features[batch.ids]) for batch in batches(data, 4, 2, make_key(0))]
+        assert_close(end["classifier"], reference(linear, read, 0.0, 0.0))
 
     def test_dead_batches_move_neither_parameters_nor_velocity_nor_buffers(self) -> None:
         model, data = make_model("channel dropout"), make_data(24)
@@ -342,7 +408,7 @@ class TestManyClientsAtOnce:
             return fit(supervised_loss(model), params, steps, SGD(0.1, 0.5, 0.01), ("extractor", "classifier"))
 
         together = torch.func.vmap(train, (0, PER_CLIENT, 0))(stack(starts), stack_clients(clients), torch.stack(keys))
-        with plain_autograd():
+        with unmapped():
             alone = [train(*arguments) for arguments in zip(starts, clients, keys, strict=True)]
         for i, expected in enumerate(alone):
             assert_close(unstack(together, i), expected)
@@ -354,8 +420,8 @@ class TestManyClientsAtOnce:
         data = make_data(6)
 
         def train(data: ClientData) -> Tree:
-            steps = batches(data, 4, 2, make_key(0))
-            objective = supervised_loss(model, train_extractor=False)
-            return fit(objective, model.init_params(), steps, SGD(0.1), ("classifier",))
+            start = model.init_params()
+            steps = frozen_batches(model, start, data, 4, 2, make_key(0))
+            return fit(classifier_loss(model), start, steps, SGD(0.1), ("classifier",))
 
         assert_close(train(pad(data, 11)), train(data))

@@ -18,10 +18,11 @@ from torch.nn import functional
 import fedmate.core.model
 from fedmate.core.data import Batch
 from fedmate.core.layers import BufferPolicy, sample_context
-from fedmate.core.local import gradient, plain_autograd
+from fedmate.core.local import gradient
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree, flatten, leaves, tree_map
+from fedmate.core.unmapped import unmapped
 from fedmate.errors import UserError
 
 
@@ -256,7 +257,7 @@ class TestSplit:
 
         expected = torch.func.grad(lambda s: functional_call(module, s, (x,)).square().sum())(state)
         if plain:
-            with plain_autograd():
+            with unmapped():
                 found, _ = gradient(loss, {"extractor": params["extractor"]})
         else:
             found, _ = gradient(loss, {"extractor": params["extractor"]})

@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedmate.core import measure
 from fedmate.core import source as source_module
-from fedmate.core.data import Batch, ClientData, batches, class_means, pad, rows_of, share_source
+from fedmate.core.data import Batch, ClientData, batches, class_means, pad, rows_of, share_source, stack_clients
 from fedmate.core.method import Setup, Training
 from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key, to_uniform
 from fedmate.core.source import Augmentation, Source, augment, plain_source
 from fedmate.methods.fedmate import FedMate
 
-PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0)  # type: ignore[arg-type]
+PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0, filled=None)  # type: ignore[arg-type]
 """What of a stack has a client axis: all but the source."""
 
 VARIED = Augmentation(2, True)
@@ -275,7 +275,7 @@ def test_bytes_and_numbers_are_varied_alike(dtype: torch.dtype) -> None:
 def test_many_clients_at_once_are_varied_like_each(augmentation: Augmentation) -> None:
     source = make_source(augmentation=augmentation)
     clients = [make_client(source, first, 10) for first in (0, 5, 20)]
-    stacked = ClientData(source, *(torch.stack(leaves) for leaves in list(zip(*clients, strict=True))[1:]))
+    stacked = stack_clients(clients)
     keys, ids = make_keys(3), torch.tensor([7, 0, 3, 9])
     for order in (ids, torch.stack([ids, ids.flip(0), ids + 0])):
         axis = 0 if order.dim() == 2 else None

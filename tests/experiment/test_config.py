@@ -77,6 +77,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "chunk_size": None,
         "device": "auto",
         "dtype": "float32",
+        "precision": "tf32",
+        "compile": False,
     }
     assert asdict(experiment.training) == {
         "batch_size": 50,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import (
     BOOKKEEPING,
     Federation,
@@ -89,6 +90,35 @@ class RoundResult(NamedTuple):
     aggregated: bool
 
 
+class Outcome(NamedTuple):
+    """What a round leaves on the device; it becomes a `RoundResult` when it is read.
+
+    Attributes:
+        server: its next state.
+        aggregated: false if the aggregate was not finite, so that the server kept its previous state.
+        valid: `[participants]`, false for those that diverged.
+        losses: `[participants, 2]`, before and after local training.
+        views: accuracies `[clients, classes]` by name, of the participants for `post`; empty unless evaluated.
+        newcomers: accuracies `[newcomers, classes]` `before` and `after` adapting, likewise.
+        diagnostics: of the participants.
+    """
+
+    server: Tree
+    aggregated: Tensor
+    valid: Tensor
+    losses: Tensor
+    views: Tree
+    newcomers: Tree
+    diagnostics: Tree
+
+
+class Messages(NamedTuple):
+    """Bytes that crossed by item, for each participant."""
+
+    down: list[dict[str, int]]
+    up: list[dict[str, int]]
+
+
 class Cohort(NamedTuple):
     """What the participants of a round give, in the order of their ids; tensors are stacks.
 
@@ -98,7 +128,7 @@ class Cohort(NamedTuple):
         losses: `[participants, 2]`, before and after local training.
         views: `post` accuracies `[participants, classes]`, empty in a round that is not evaluated.
         diagnostics: what the method wants recorded.
-        down, up: bytes that crossed by item, for each participant.
+        messages: how large they were.
     """
 
     uploads: Tree
@@ -106,8 +136,7 @@ class Cohort(NamedTuple):
     losses: Tensor
     views: Tree
     diagnostics: Tree
-    down: list[dict[str, int]]
-    up: list[dict[str, int]]
+    messages: Messages
 
 
 class Backend(ABC):
@@ -118,11 +147,25 @@ class Backend(ABC):
         federation: who holds what.
         key: the experiment's randomness.
         chunk_size: the most clients at once, to bound memory; all of them if `None`.
+        precision: of products on a GPU.
+        compile: whether training steps go through `torch.compile`, where a back end can do that.
     """
 
-    def __init__(self, method: Method, federation: Federation, key: Tensor, *, chunk_size: int | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        key: Tensor,
+        *,
+        chunk_size: int | None = None,
+        precision: Precision = "strict",
+        compile: bool = False,
+    ) -> None:
         """Remember what to run."""
         self.chunk_size = chunk_size
+        self.precision: Precision = precision
+        self.compile = compile
+        self.notes: list[str] = []
         self.method = method
         self.federation = federation
         self.key = key
@@ -155,23 +198,34 @@ class Backend(ABC):
 
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to."""
-        with torch.no_grad(), one_thread():
-            cohort = self.train(server, task)
-            ids = torch.tensor(task.participants, device=self.key.device)
-            proposed = self.method.aggregate(server, cohort.uploads, ids, cohort.valid)
-            finite = all_finite(proposed)
-            server = where(finite, proposed, server)
-            views = self._views(server, task, cohort) if task.evaluate else {}
-            met = task.evaluate and len(self.federation.newcomers) > 0
-            newcomers = self.adapt(server, task) if met else {}
+        with torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device):
+            outcome, messages = self.advance(server, task)
         # Only now, with the round done, are numbers read back from the device.
-        losses, valid = cohort.losses.tolist(), cohort.valid.tolist()
+        losses, valid = outcome.losses.tolist(), outcome.valid.tolist()
         reports = [
-            ClientReport(client, valid[row], losses[row][0], losses[row][1], cohort.down[row], cohort.up[row])
+            ClientReport(client, valid[row], losses[row][0], losses[row][1], messages.down[row], messages.up[row])
             for row, client in enumerate(task.participants)
         ]
-        diagnostics = {"clients": cohort.diagnostics, "server": server.get("diagnostics", {})}
-        return RoundResult(server, reports, views, newcomers, diagnostics, bool(finite))
+        diagnostics = {"clients": outcome.diagnostics, "server": outcome.server.get("diagnostics", {})}
+        views = _named_views(outcome.views, task, len(self.federation.clients))
+        return RoundResult(outcome.server, reports, views, outcome.newcomers, diagnostics, bool(outcome.aggregated))
+
+    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
+        """Do a round's work on the device without reading anything back."""
+        cohort = self.train(server, task)
+        proposed = self.method.aggregate(server, cohort.uploads, self.participants(task), cohort.valid)
+        finite = all_finite(proposed)
+        server = where(finite, proposed, server)
+        views, newcomers = Tree(), Tree()
+        if task.evaluate:
+            views = {**self.view(server, task), **cohort.views, **self._global_view(server)}
+            newcomers = self.adapt(server, task) if self.federation.newcomers else {}
+        outcome = Outcome(server, finite, cohort.valid, cohort.losses, views, newcomers, cohort.diagnostics)
+        return outcome, cohort.messages
+
+    def participants(self, task: Round) -> Tensor:
+        """Return the ids of those who take part, on the device."""
+        return torch.tensor(task.participants, device=self.key.device)
 
     def initial_clients(self) -> list[Tree]:
         """Return every client's state before its first round."""
@@ -187,20 +241,25 @@ class Backend(ABC):
         """Return the parts of the message to a client that cross in a round."""
         return select(self.method.download(server, client_id), self.method.wire(round_number).down)
 
-    def _views(self, server: Tree, task: Round, cohort: Cohort) -> dict[str, View | None]:
-        everyone = tuple(range(len(self.federation.clients)))
-        views: dict[str, View | None] = {
-            name: View(everyone, accuracies) for name, accuracies in self.view(server, task).items()
-        }
-        views["post"] = View(task.participants, cohort.views["post"])
+    def _global_view(self, server: Tree) -> Tree:
         model, params = self.method.setup.model, self.method.global_params(server)
         # With private buffers no single set of statistics fits the aggregated model.
         private = model.buffer_policy == "private" and bool(model.init_params()["buffers"])
-        views["global"] = None
-        if params is not None and not private:
-            accuracies = class_accuracies(model, params, self.federation.test, self.method.setup.num_classes)
-            views["global"] = View(everyone, accuracies.expand(len(everyone), -1))
-        return views
+        if params is None or private:
+            return {}
+        accuracies = class_accuracies(model, params, self.federation.test, self.method.setup.num_classes)
+        return {"global": accuracies.expand(len(self.federation.clients), -1)}
+
+
+def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View | None]:
+    """Say whose accuracies these are; a method without a global model has no such view."""
+    if not task.evaluate:
+        return {}
+    everyone = tuple(range(num_clients))
+    named: dict[str, View | None] = {
+        name: View(task.participants if name == "post" else everyone, accuracies) for name, accuracies in views.items()
+    }
+    return {**named, "global": named.get("global")}
 
 
 def initial_newcomer(method: Method, key: Tensor, number: int) -> Tree:

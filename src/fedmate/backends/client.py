@@ -15,6 +15,7 @@ from fedmate.core import (
     class_accuracies,
     fold,
     mean_loss,
+    remembered_features,
     select,
     where,
 )
@@ -52,11 +53,12 @@ def train_client(
     """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if `test` is given."""
     model = method.setup.model
     received = method.personal_params(client, download)
-    before = mean_loss(model, received, data)
-    result = method.local_update(client, download, data, fold(key, "update"))
-    after = mean_loss(model, result.params, data)
+    with remembered_features():
+        before = mean_loss(model, received, data)
+        result = method.local_update(client, download, data, fold(key, "update"))
+        after = mean_loss(model, result.params, data)
     upload = select(result.upload, method.wire(round_number).up)
-    valid = all_finite(upload) & torch.isfinite(after)
+    valid = all_finite({**upload, "loss": after})
     # What diverged is thrown away: the client holds on to what it had.
     held = where(valid, result.params, received)
     return Trained(
@@ -86,18 +88,20 @@ class Adapted(NamedTuple):
 def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Adapted:
     """Let a client that was not in training make a model its own; `client` is what `init_client` gave it."""
     received = method.personal_params(client, download)
-    trained = method.local_update(client, download, data, fold(key, "update")).params
-    adapted = method.personalise(trained, data, fold(key, "personalise"))
-    valid = all_finite(adapted) & torch.isfinite(mean_loss(method.setup.model, adapted, data))
+    with remembered_features():
+        trained = method.local_update(client, download, data, fold(key, "update")).params
+        adapted = method.personalise(trained, data, fold(key, "personalise"))
+        valid = all_finite({**adapted, "loss": mean_loss(method.setup.model, adapted, data)})
     return Adapted(received, where(valid, adapted, received), valid)
 
 
 def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Tree:
     """Return the accuracies for each class of the `pre` view and the method's extra views after a broadcast."""
-    personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
-    views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}
-    classes = method.setup.num_classes
-    return {name: class_accuracies(method.setup.model, params, test, classes) for name, params in views.items()}
+    model, classes = method.setup.model, method.setup.num_classes
+    with remembered_features():
+        personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
+        views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}
+        return {name: class_accuracies(model, params, test, classes) for name, params in views.items()}
 
 
 def view_newcomer(

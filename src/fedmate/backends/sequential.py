@@ -14,9 +14,20 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import Backend, Cohort, Round, itemise, welcome
+from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
 from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
-from fedmate.core import Federation, Method, Tree, fold, plain_autograd, stack
+from fedmate.backends.precision import Precision
+from fedmate.core import (
+    FeatureMemory,
+    Federation,
+    Method,
+    Tree,
+    current_memory,
+    fold,
+    remembered_features,
+    stack,
+    unmapped,
+)
 
 Answer = TypeVar("Answer")
 
@@ -31,7 +42,7 @@ class Sequential(Backend):
     """A plain loop over clients.
 
     Args:
-        method, federation, key, chunk_size: as for every back end.
+        method, federation, key, chunk_size, precision, compile: as for every back end; nothing is compiled here.
         workers: how many clients to train side by side; as many as there are cores on a CPU, one on a GPU, and no more
             than `chunk_size`.
     """
@@ -43,10 +54,12 @@ class Sequential(Backend):
         key: Tensor,
         *,
         chunk_size: int | None = None,
+        precision: Precision = "strict",
+        compile: bool = False,
         workers: int | None = None,
     ) -> None:
         """Choose the number of workers and give every client its initial state."""
-        super().__init__(method, federation, key, chunk_size=chunk_size)
+        super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision, compile=compile)
         on_gpu = federation.test.y.device.type != "cpu"
         wanted = workers or (1 if on_gpu else available_cores())
         self.workers = min(wanted, chunk_size or wanted)
@@ -68,6 +81,11 @@ class Sequential(Backend):
         """Put some clients back into the states they had at another time."""
         self._states = tuple(states.get(i, state) for i, state in enumerate(self._states))
 
+    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
+        """Do a round's work; nothing in it is mapped, the server's part included."""
+        with unmapped():
+            return super().advance(server, task)
+
     def train(self, server: Tree, task: Round) -> Cohort:
         """Train the participants side by side."""
         test = self.federation.test if task.evaluate else None
@@ -85,16 +103,22 @@ class Sequential(Backend):
             losses=torch.stack([result.loss for result in trained]),
             views=stack([result.views for result in trained]),
             diagnostics=stack([result.diagnostics for result in trained]),
-            down=[itemise(downloads[i]) for i in task.participants],
-            up=[itemise(result.upload) for result in trained],
+            messages=Messages(
+                down=[itemise(downloads[i]) for i in task.participants],
+                up=[itemise(result.upload) for result in trained],
+            ),
         )
 
     def view(self, server: Tree, task: Round) -> Tree:
         """Evaluate every client after a download made for that alone, which the ledger does not see."""
+        # Where clients have the same extractor, one look at the test split serves all.
+        memory = current_memory() or FeatureMemory()
 
         def view(i: int) -> Tree:
             download, data = self._download(server, task.number + 1, i), self.federation.clients[i]
-            return view_client(self.method, self._states[i], download, data, self._key(task, i), self.federation.test)
+            key, test = self._key(task, i), self.federation.test
+            with remembered_features(memory):
+                return view_client(self.method, self._states[i], download, data, key, test)
 
         return stack(self._map(view, range(len(self._states))))
 
@@ -116,12 +140,12 @@ class Sequential(Backend):
 
     def _map(self, function: Callable[[int], Answer], clients: Sequence[int]) -> list[Answer]:
         if self.workers == 1 or len(clients) == 1:
-            with plain_autograd():
+            with unmapped():
                 return [function(i) for i in clients]
 
         def work(i: int) -> Answer:
             # A new thread starts with gradients on and with context variables at their defaults.
-            with torch.no_grad(), plain_autograd():
+            with torch.no_grad(), unmapped():
                 return function(i)
 
         return list(self._pool.map(work, clients))

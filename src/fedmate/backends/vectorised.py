@@ -7,20 +7,26 @@ federation fast, on a CPU it pays for small models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final, overload
+from contextlib import nullcontext
+from typing import NamedTuple, final, overload
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmate.backends.base import Backend, Cohort, Round, itemise, welcome
+from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
+from fedmate.backends.capture import Replays, scalar, tape_for
 from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
+from fedmate.backends.compiled import CompiledSteps
+from fedmate.backends.networks import accelerate
+from fedmate.backends.precision import Precision
 from fedmate.core import (
     PER_CLIENT,
     ClientData,
     Federation,
     Method,
     Tree,
+    Wire,
     fold,
     make_key,
     stack,
@@ -28,21 +34,52 @@ from fedmate.core import (
     tree_map,
     unstack,
 )
+from fedmate.core.local import steps_taken_by
+
+
+class Structure(NamedTuple):
+    """What rounds must have in common to do the same operations on the same shapes.
+
+    Attributes:
+        wire: what crosses.
+        evaluated: what the next broadcast would hold, if the round is evaluated.
+        participants: how many.
+    """
+
+    wire: Wire
+    evaluated: Wire | None
+    participants: int
 
 
 @final
 class Vectorised(Backend):
     """All clients at once, on one device.
 
+    On a GPU its network runs through kernels of our own where they fit, and rounds that come back are captured.
+
     Args:
-        method, federation, key, chunk_size: as for every back end.
+        method, federation, key, chunk_size, precision, compile: as for every back end.
     """
 
-    def __init__(self, method: Method, federation: Federation, key: Tensor, *, chunk_size: int | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        key: Tensor,
+        *,
+        chunk_size: int | None = None,
+        precision: Precision = "strict",
+        compile: bool = False,
+    ) -> None:
         """Stack the clients' data and initial states."""
-        super().__init__(method, federation, key, chunk_size=chunk_size)
+        super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision, compile=compile)
+        self.method, fused = accelerate(method, federation, precision, self.notes.append)
+        self._steps = CompiledSteps(torch.compile, self.notes.append) if compile and not fused else None
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)
+        self._replays = Replays(tape_for(key.device), self.notes.append)
+        self._messages: dict[Structure, Messages] = {}
+        self._moment: Tree | None = None
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation) -> str | None:
@@ -70,10 +107,39 @@ class Vectorised(Backend):
             ids = torch.tensor(list(states), device=self.key.device)
             self._stack = _with_rows(self._stack, ids, stack(list(states.values())))
 
+    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
+        """Do a round's work as a function of tensors, so that it can be replayed."""
+        wire, t = self.method.wire, task.number
+        # What the next broadcast holds matters only to those who are evaluated after it.
+        structure = Structure(wire(t), wire(t + 1) if task.evaluate else None, len(task.participants))
+
+        def compute(inputs: Tree) -> Tree:
+            self._moment, self._stack = inputs["moment"], inputs["clients"]
+            try:
+                with nullcontext() if self._steps is None else steps_taken_by(self._steps):
+                    outcome, self._messages[structure] = super(Vectorised, self).advance(inputs["server"], task)
+            finally:
+                self._moment = None
+                if self._steps is not None:
+                    self._steps.forget()
+            return {"outcome": outcome._asdict(), "clients": self._stack}
+
+        moment = {"participants": self.participants(task), "round": scalar(task.number, self.key)}
+        outputs = self._replays.run(structure, compute, {"server": server, "clients": self._stack, "moment": moment})
+        self._stack = outputs["clients"]
+        return Outcome(**outputs["outcome"]), self._messages[structure]
+
+    def participants(self, task: Round) -> Tensor:
+        """Return the ids of those who take part; inside a captured round they are an input like any other."""
+        if self._moment is None:
+            return super().participants(task)
+        ids: Tensor = self._moment["participants"]
+        return ids
+
     def train(self, server: Tree, task: Round) -> Cohort:
         """Train the participants in one go, or in chunks."""
         test = self.federation.test if task.evaluate else None
-        ids = torch.tensor(task.participants, device=self.key.device)
+        ids = self.participants(task)
 
         def train(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Trained:
             download = self.download(server, task.number, client_id)
@@ -94,8 +160,7 @@ class Vectorised(Backend):
             losses=trained.loss,
             views=trained.views,
             diagnostics=trained.diagnostics,
-            down=[down] * len(ids),
-            up=[up] * len(ids),
+            messages=Messages([down] * len(ids), [up] * len(ids)),
         )
 
     def view(self, server: Tree, task: Round) -> Tree:
@@ -118,13 +183,16 @@ class Vectorised(Backend):
             return view_newcomer(self.method, client, download, data, key, self.federation.test)
 
         states, data = stack(self.initial_newcomers()), stack_clients(self.federation.newcomers)
-        keys = fold(self.key, "newcomer round", task.number, ids)
+        keys = fold(self.key, "newcomer round", self._number(task), ids)
         views: Tree = vmap(adapt, (0, PER_CLIENT, 0), chunk_size=self.chunk_size)(states, data, keys)
         return views
 
+    def _number(self, task: Round) -> int | Tensor:
+        return task.number if self._moment is None else self._moment["round"]
+
     def _rows(self, task: Round, ids: Tensor) -> tuple[Tree, ClientData, Tensor]:
         """Return the states, the data and the keys of some clients."""
-        keys = fold(self.key, "round", task.number, ids)
+        keys = fold(self.key, "round", self._number(task), ids)
         if len(ids) == len(self.federation.clients):
             return self._stack, self._data, keys
         return tree_map(lambda leaf: leaf[ids], self._stack), self._data.map(lambda leaf: leaf[ids]), keys

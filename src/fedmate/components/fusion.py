@@ -75,17 +75,16 @@ class FusedClassifier(NamedTuple):
 def train_classifier(
     model: Model, params: Tree, discriminators: Tree, knowledge: Knowledge, fusion: Fusion, batches: Iterable[Batch]
 ) -> FusedClassifier:
-    """Train the classifier, the extractor frozen: each batch a step of D_pr, of D_cl and of the classifier (eq. 3)."""
+    """Train the classifier on features: each of the `frozen_batches` a step of D_pr, of D_cl and of it (eq. 3)."""
 
     def step(state: Tree, batch: Batch) -> Tree:
-        z, _ = model.features(params, batch.x)
         classifier, rivals, losses = state["classifier"], state["discriminators"], state["losses"]
         if fusion.weight is not None:
             compared = compare(model, classifier["variables"], knowledge)
             rivals, found = _train_discriminators(rivals, compared, fusion, fold(batch.key, "penalty"))
 
         def loss(variables: Tree) -> tuple[Tensor, Tree]:
-            plain = cross_entropy(model.classify({"classifier": variables}, z), batch.y, batch.mask)
+            plain = cross_entropy(model.classify({"classifier": variables}, batch.x), batch.y, batch.counted)
             if fusion.weight is None:
                 return plain, {}
             own, adversarial = fusion_losses(model, variables, rivals, knowledge, fusion)
@@ -123,9 +122,10 @@ def fusion_losses(
     model: Model, classifier: Tree, rivals: Tree, knowledge: Knowledge, fusion: Fusion
 ) -> tuple[Tensor, Tensor]:
     """Return the two parts of l_ccf: the cross-entropy of the client's own prototypes, and the adversarial loss."""
-    own = model.classify({"classifier": classifier}, knowledge.own)
-    adversarial = torch.zeros((), dtype=own.dtype, device=own.device)
-    for name, rows in compare(model, classifier, knowledge).items():
+    compared = compare(model, classifier, knowledge)
+    own = compared["prototype"].fake
+    adversarial = own.new_zeros(())
+    for name, rows in compared.items():
         losses = adversarial_losses(rivals[name]["variables"], rows, fusion.kinds[name])
         adversarial = adversarial + reduce_classes(losses, rows.counted, fusion.reduction)
     return prototype_loss(own, knowledge.present, fusion.reduction), adversarial

@@ -67,7 +67,7 @@ def fine_tune(
     """
     prototypes, known = targets
     # A large finite number: minus infinity would make NaN of the rows of unknown classes.
-    barrier = torch.where(known | (not mask_unknown), 0.0, -1e9).to(prototypes.dtype)
+    barrier = prototypes.new_zeros(known.shape).masked_fill(~known & mask_unknown, -1e9)
     optimiser = SGD(learning_rate)
 
     def loss(variables: Tree) -> tuple[Tensor, Tree]:

@@ -41,7 +41,7 @@ def centred_loss(model: Model, centres: Tensor, centred: Tensor, weight: float) 
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)
-        plain = cross_entropy(model.classify(params, z), batch.y, batch.mask)
+        plain = cross_entropy(model.classify(params, z), batch.y, batch.counted)
         return plain + weight * centre_loss(z, batch, centres, centred), buffers
 
     return objective

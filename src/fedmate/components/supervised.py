@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedmate.core.data import ClientData, batches
+from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.local import fit, supervised_loss
 from fedmate.core.method import Setup
 from fedmate.core.tree import Tree
@@ -20,6 +21,5 @@ def train_together(setup: Setup, params: Tree, data: ClientData, key: Tensor) ->
 def tune_classifier(setup: Setup, params: Tree, data: ClientData, epochs: int, key: Tensor) -> Tree:
     """Train the classifier alone for some epochs, the extractor frozen; for models that are only evaluated."""
     training = setup.training
-    steps = batches(data, training.batch_size, epochs, key)
-    objective = supervised_loss(setup.model, train_extractor=False)
-    return fit(objective, params, steps, training.optimiser(), ("classifier",))
+    steps = frozen_batches(setup.model, params, data, training.batch_size, epochs, key)
+    return fit(classifier_loss(setup.model), params, steps, training.optimiser(), ("classifier",))

@@ -15,9 +15,11 @@ from fedmate.core.data import (
     share_source,
     stack_clients,
 )
+from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.local import SGD, Objective, cross_entropy, fit, gradient, loop, plain_autograd, supervised_loss
+from fedmate.core.local import SGD, Objective, cross_entropy, fit, gradient, loop, supervised_loss
 from fedmate.core.measure import class_accuracies, mean_loss
+from fedmate.core.memory import FeatureMemory, current_memory, remembered_features
 from fedmate.core.method import BOOKKEEPING, MODEL_PARTS, LocalResult, Method, Setup, Training, Wire
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, option
@@ -37,6 +39,7 @@ from fedmate.core.tree import (
     weighted_mean,
     where,
 )
+from fedmate.core.unmapped import unmapped
 
 __all__ = [
     "BOOKKEEPING",
@@ -47,6 +50,7 @@ __all__ = [
     "Batch",
     "BufferPolicy",
     "ClientData",
+    "FeatureMemory",
     "Federation",
     "Limits",
     "LocalResult",
@@ -63,11 +67,14 @@ __all__ = [
     "class_accuracies",
     "class_counts",
     "class_means",
+    "classifier_loss",
     "client_data",
     "cross_entropy",
+    "current_memory",
     "fit",
     "flatten",
     "fold",
+    "frozen_batches",
     "gradient",
     "leaves",
     "loop",
@@ -79,8 +86,8 @@ __all__ = [
     "option",
     "pad",
     "permutation",
-    "plain_autograd",
     "random_bits",
+    "remembered_features",
     "rows_of",
     "select",
     "share_source",
@@ -91,6 +98,7 @@ __all__ = [
     "tree_map",
     "unflatten",
     "uniform",
+    "unmapped",
     "unstack",
     "weighted_mean",
     "where",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmate.core.random import fold, shuffle
 from fedmate.core.source import Augmentation, Source, plain_source
+from fedmate.core.unmapped import lay_out
 
 
 class ClientData(NamedTuple):
@@ -21,28 +22,47 @@ class ClientData(NamedTuple):
         rows: which of them are the client's, `[samples]`, int64.
         y: labels `[samples]`, int64.
         mask: `[samples]`, false where a row is padding.
+        filled: at least so many rows are no padding, of each client in a stack. A plain number, known without reading
+            the mask; 0 promises nothing.
     """
 
     source: Source
     rows: Tensor
     y: Tensor
     mask: Tensor
+    filled: int = 0
+
+    @property
+    def counted(self) -> Tensor | None:
+        """The mask, or `None` where it is known to hold everywhere."""
+        return None if self.filled == self.y.shape[-1] else self.mask
 
     @property
     def x(self) -> Tensor:
         """All its inputs, `[samples, ...]`, as a network reads them."""
         return self.source.read(self.rows)
 
-    def vary(self, ids: Tensor, key: Tensor) -> Tensor:
-        """Return some of its inputs as a network reads them in training, `[ids, ...]`."""
+    @property
+    def is_varied(self) -> bool:
+        """Whether training sees its samples cropped or mirrored, each time anew."""
+        return self.source.augmentation != Augmentation()
+
+    def draw(self, ids: Tensor, key: Tensor) -> Tensor:
+        """Return some of its samples as the source keeps them, varied for training; one key, or one for each."""
         rows = self.rows[ids]
         # Without anything to draw there is no need of keys.
-        varied = self.source.augmentation != Augmentation()
-        return self.source.vary(rows, fold(key, "augment", ids)) if varied else self.source.read(rows)
+        return self.source.draw(rows, fold(key, "augment", ids)) if self.is_varied else self.source.take(rows)
+
+    def vary(self, ids: Tensor, key: Tensor) -> Tensor:
+        """Return some of its inputs as a network reads them in training, `[ids, ...]`."""
+        return self.source.normalise(self.draw(ids, key))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> ClientData:
         """Apply a function to everything but the source: choose samples, or clients of a stack."""
-        return ClientData(self.source, *map(function, (self.rows, self.y, self.mask)))
+        rows, y, mask = map(function, (self.rows, self.y, self.mask))
+        # Whatever was chosen, it has no more padding than there was.
+        padding = self.rows.shape[-1] - self.filled
+        return ClientData(self.source, rows, y, mask, max(0, rows.shape[-1] - padding))
 
 
 class Batch(NamedTuple):
@@ -53,6 +73,7 @@ class Batch(NamedTuple):
         y, mask: as in `ClientData`.
         ids: which of the client's samples these are, `[batch]`.
         key: the randomness of this step, for dropout and augmentation.
+        filled: as in `ClientData`.
     """
 
     x: Tensor
@@ -60,6 +81,12 @@ class Batch(NamedTuple):
     mask: Tensor
     ids: Tensor
     key: Tensor
+    filled: int = 0
+
+    @property
+    def counted(self) -> Tensor | None:
+        """The mask, or `None` where it is known to hold everywhere."""
+        return None if self.filled == self.y.shape[0] else self.mask
 
 
 class Federation(NamedTuple):
@@ -85,7 +112,7 @@ def client_data(x: Tensor, y: Tensor) -> ClientData:
 
 def rows_of(source: Source, rows: Tensor, y: Tensor) -> ClientData:
     """Make a client's data from rows of a source, without padding."""
-    return ClientData(source, rows, y, torch.ones_like(rows, dtype=torch.bool))
+    return ClientData(source, rows, y, torch.ones_like(rows, dtype=torch.bool), len(rows))
 
 
 def share_source(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
@@ -109,19 +136,19 @@ def pad(data: ClientData, length: int) -> ClientData:
     """
     missing = length - len(data.y)
     rows, y = (torch.cat([leaf, leaf[:1].expand(missing)]) for leaf in (data.rows, data.y))
-    return ClientData(data.source, rows, y, torch.cat([data.mask, data.mask.new_zeros(missing)]))
+    return ClientData(data.source, rows, y, torch.cat([data.mask, data.mask.new_zeros(missing)]), data.filled)
 
 
-PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0)  # type: ignore[arg-type]
-"""What of a stack of clients has a client axis, as `torch.func.vmap` wants to be told: all but the source."""
+PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0, filled=None)  # type: ignore[arg-type]
+"""What of a stack of clients has a client axis, as `torch.func.vmap` wants to be told: all tensors but the source's."""
 
 
 def stack_clients(clients: Sequence[ClientData]) -> ClientData:
     """Pad clients to the largest of them and stack them; the source stays one."""
     length = max(len(data.y) for data in clients)
     padded = [pad(data, length) for data in share_source(clients)]
-    rows, y, mask = (torch.stack(leaves) for leaves in list(zip(*padded, strict=True))[1:])
-    return ClientData(padded[0].source, rows, y, mask)
+    rows, y, mask = (torch.stack(leaves) for leaves in list(zip(*padded, strict=True))[1:4])
+    return ClientData(padded[0].source, rows, y, mask, min(data.filled for data in padded))
 
 
 def num_samples(data: ClientData) -> Tensor:
@@ -131,12 +158,7 @@ def num_samples(data: ClientData) -> Tensor:
 
 def class_counts(data: ClientData, num_classes: int) -> Tensor:
     """Return n_ik, how many real samples of each class there are, `[classes]`."""
-    return count_classes(data.y, data.mask, num_classes)
-
-
-def count_classes(labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
-    """Return how many of the labels that count there are of each class, `[classes]`, int64."""
-    return _members(labels, mask, num_classes).sum(0)
+    return class_members(data.y, data.mask, num_classes).sum(0)
 
 
 def class_means(features: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -151,15 +173,44 @@ def class_means(features: Tensor, labels: Tensor, mask: Tensor, num_classes: int
     Returns:
         Means `[classes, width]` (zeros where a class has no sample) and counts `[classes]`, int64.
     """
-    members = _members(labels, mask, num_classes)
+    members = class_members(labels, mask, num_classes)
     counts = members.sum(0)
     kept = torch.where(mask[:, None], features, torch.zeros_like(features))
     sums = members.to(features.dtype).T @ kept
     return sums / counts.clamp(min=1)[:, None].to(features.dtype), counts
 
 
-def _members(labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+def class_members(labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """Tell for each sample that counts and each class whether it is of that class, `[samples, classes]`."""
     return (labels[:, None] == torch.arange(num_classes, device=labels.device)) & mask[:, None]
+
+
+WINDOW = 1000
+"""Samples varied at once: so many that starting an operation costs little beside it, few enough for memory."""
+
+
+def windows(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iterator[Batch]:
+    """Yield what `batches` yields, many steps at once: samples as the source keeps them, and one key for each step."""
+    size = max(1, WINDOW // batch_size) * batch_size
+    for epoch in range(epochs):
+        order, step_key = shuffle(fold(key, epoch), data.mask), fold(key, epoch, "step")
+        for start in range(0, order.shape[0], size):
+            ids = order[start : start + size]
+            steps = -(-ids.shape[0] // batch_size)
+            moments = fold(step_key, torch.arange(steps, device=ids.device) + start // batch_size)
+            of_each = moments[:, None].expand(-1, batch_size).flatten()[: ids.shape[0]]
+            filled = min(max(0, data.filled - start), ids.shape[0])
+            # Once for all steps, and while they are bytes.
+            samples = lay_out(data.draw(ids, of_each), data.source.mean.dtype)
+            yield Batch(samples, data.y[ids], data.mask[ids], ids, moments, filled)
+
+
+def split(window: Batch, batch_size: int) -> Iterator[Batch]:
+    """Yield the steps of a window."""
+    parts = (torch.split(leaf, batch_size) for leaf in (window.x, window.y, window.mask, window.ids))
+    for step, (x, y, mask, ids, key) in enumerate(zip(*parts, window.key.unbind(), strict=True)):
+        filled = min(max(0, window.filled - step * batch_size), ids.shape[0])
+        yield Batch(x, y, mask, ids, key, filled)
 
 
 def batches(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iterator[Batch]:
@@ -168,8 +219,6 @@ def batches(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iter
     Padding comes last in every pass, so real samples meet in the same batches with and without it, and a batch of
     padding alone is recognised by its mask.
     """
-    for epoch in range(epochs):
-        order, step_key = shuffle(fold(key, epoch), data.mask), fold(key, epoch, "step")
-        for step, ids in enumerate(torch.split(order, batch_size)):
-            moment = fold(step_key, step)
-            yield Batch(data.vary(ids, moment), data.y[ids], data.mask[ids], ids, moment)
+    for window in windows(data, batch_size, epochs, key):
+        for batch in split(window, batch_size):
+            yield batch._replace(x=data.source.normalise(batch.x))

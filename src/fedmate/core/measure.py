@@ -1,41 +1,72 @@
-"""Measuring a model: its loss on what a client holds, its accuracy for each class."""
+"""Measuring a model: its features, its loss on what a client holds, its accuracy for each class."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from fedmate.core.data import ClientData, count_classes
+from fedmate.core.data import ClientData, class_members
 from fedmate.core.layers import mask_context
 from fedmate.core.local import cross_entropy
+from fedmate.core.memory import current_memory
 from fedmate.core.model import Model
-from fedmate.core.tree import Tree
+from fedmate.core.source import Source
+from fedmate.core.tree import Tree, leaves
+from fedmate.core.unmapped import is_unmapped
 
 CHUNK = 1000
 """Samples evaluated at once: enough to keep a processor busy, few enough for its memory."""
+CORE_CHUNK = 100
+"""The same for a single core, whose cache is small."""
 
 
 def all_features(model: Model, params: Tree, data: ClientData, key: Tensor | None = None) -> Tensor:
     """Return the features of all samples, in evaluation mode, some at a time; with a `key`, of varied samples."""
+    size = chunk_size(model, data.rows.device)
+    if key is not None:
+        ids = torch.arange(data.rows.shape[0], device=data.rows.device)
+        varied = (data.draw(some, key) for some in torch.split(ids, size))
+        return features_of(model, params, data.source, zip(varied, torch.split(data.mask, size), strict=True))
+    memory = current_memory()
+    origin = (*leaves(params["extractor"]), *leaves(params["buffers"]), *data.source[:3], data.rows, data.mask)
+    found = None if memory is None else memory.find(origin)
+    if found is None:
+        read = (data.source.take(rows) for rows in torch.split(data.rows, size))
+        found = features_of(model, params, data.source, zip(read, torch.split(data.mask, size), strict=True))
+        if memory is not None:
+            memory.keep(origin, found)
+    return found
+
+
+def features_of(model: Model, params: Tree, source: Source, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the features, in evaluation mode, of samples as a source keeps them, given in parts with their masks."""
     found = []
-    for ids in torch.split(torch.arange(data.rows.shape[0], device=data.rows.device), CHUNK):
-        x = data.source.read(data.rows[ids]) if key is None else data.vary(ids, key)
-        with mask_context(data.mask[ids]):
-            found.append(model.features(params, x)[0])
-    return torch.cat(found)
+    for samples, mask in parts:
+        with mask_context(mask):
+            found.append(model.features(params, source.normalise(samples))[0])
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _logits(model: Model, params: Tree, data: ClientData) -> Tensor:
-    return model.classify(params, all_features(model, params, data))
+def chunk_size(model: Model, device: torch.device) -> int:
+    """Return how many samples to look at together: no matter of speed where it changes what a layer computes."""
+    one_core = is_unmapped() and device.type == "cpu" and not model.reads_batches
+    return CORE_CHUNK if one_core else CHUNK
 
 
 def mean_loss(model: Model, params: Tree, data: ClientData) -> Tensor:
     """Return the mean cross-entropy over a client's samples, in evaluation mode."""
-    return cross_entropy(_logits(model, params, data), data.y, data.mask)
+    return cross_entropy(_logits(model, params, data), data.y, data.counted)
 
 
 def class_accuracies(model: Model, params: Tree, test: ClientData, num_classes: int) -> Tensor:
     """Return the share of each class that is recognised, `[classes]`, float64; NaN where a class has no sample."""
-    right = (_logits(model, params, test).argmax(-1) == test.y) & test.mask
-    hits = count_classes(test.y, right, num_classes)
-    return hits.to(torch.float64) / count_classes(test.y, test.mask, num_classes)
+    right = _logits(model, params, test).argmax(-1) == test.y
+    # A product, exact for counts: the classes of the test split, which is the same for all, need no copy for each.
+    members = class_members(test.y, test.mask, num_classes).to(torch.float64)
+    return right.to(torch.float64) @ members / members.sum(0)
+
+
+def _logits(model: Model, params: Tree, data: ClientData) -> Tensor:
+    return model.classify(params, all_features(model, params, data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -21,7 +22,11 @@ from fedmate.core.layers import (
 )
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree
+from fedmate.core.unmapped import lay_out
 from fedmate.errors import UserError
+
+SMALL = 4_000_000
+"""Parameters of an extractor up to which images are laid out for it: its weights then have to be, in every pass."""
 
 
 @final
@@ -80,6 +85,10 @@ class Model:
             raise UserError(f"`classifier` is `{classifier}`, which shares weights with the extractor; untie them.")
         # functional_call looks for tied weights only if told to: it takes time in every step.
         self._tied = len(list(network.named_parameters(remove_duplicate=False))) > len(self._initial["extractor"])
+        self._autocast: torch.dtype | None = None
+        statistics = (layer.running_mean for layer in network.modules() if isinstance(layer, MaskedBatchNorm))
+        self._reads_batches = any(mean is None for mean in statistics)
+        self._is_small = self.extractor_size <= SMALL
         self._local = threading.local()
 
     def init_params(self) -> Tree:
@@ -90,6 +99,17 @@ class Model:
         """Return this model with other initial parameters."""
         other = copy.copy(self)
         other._initial = {part: dict(tensors) for part, tensors in params.items()}
+        return other
+
+    def computed_by(self, change: Callable[[nn.Module], nn.Module], autocast: torch.dtype | None = None) -> Model:
+        """Return this model with its extractor computed in another way.
+
+        Args:
+            change: returns a module that computes the same with the same parameters under the same names.
+            autocast: to which type products round their factors; their results keep the type of the input.
+        """
+        other = copy.copy(self)
+        other._extractor, other._autocast, other._local = change(self._extractor), autocast, threading.local()
         return other
 
     def to_module(self, params: Tree) -> nn.Module:
@@ -122,11 +142,21 @@ class Model:
         return list(dict.fromkeys(name.rpartition(".")[0] for name in self._initial["extractor"]))
 
     @property
+    def extractor_modules(self) -> list[nn.Module]:
+        """The modules that compute features."""
+        return list(self._extractor.modules())
+
+    @property
     def width(self) -> int:
         """The length of a feature vector (K)."""
         if "weight" not in self._initial["classifier"]:
             raise UserError("`classifier` must be a single linear layer for methods that use prototypes.")
         return self._initial["classifier"]["weight"].shape[1]
+
+    @property
+    def reads_batches(self) -> bool:
+        """Whether features depend on what else is in the batch, in evaluation too: BatchNorm without statistics."""
+        return self._reads_batches
 
     @property
     def shared_buffers(self) -> tuple[str, ...]:
@@ -139,17 +169,26 @@ class Model:
         # updates in place from reaching into the caller's tree.
         buffers = {name: b.clone() for name, b in params["buffers"].items()} if train else params["buffers"]
         tensors = {**params["extractor"], **buffers}
-        z = functional_call(self._skeletons()[train][0], tensors, (x,), tie_weights=self._tied)
+        x = lay_out(x, x.dtype) if self._is_small else x.contiguous()
+        z = self._call(self._skeletons()[train][0], tensors, x, tied=self._tied)
         return z, {name: tensors[name].detach() for name in buffers} if train else buffers
 
     def classify(self, params: Tree, z: Tensor) -> Tensor:
         """Return the logits `[samples, classes]` of features `z`."""
-        logits: Tensor = functional_call(self._skeletons()[False][1], params["classifier"], (z,), tie_weights=False)
-        return logits
+        return self._call(self._skeletons()[False][1], params["classifier"], z, tied=False)
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the logits of `x`, in evaluation mode."""
         return self.classify(params, self.features(params, x)[0])
+
+    def _call(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor, *, tied: bool) -> Tensor:
+        if self._autocast is None:
+            answer: Tensor = functional_call(module, tensors, (x,), tie_weights=tied)
+            return answer
+        # Cached casts would outlive a captured round.
+        with torch.autocast(x.device.type, self._autocast, cache_enabled=False):
+            answer = functional_call(module, tensors, (x,), tie_weights=tied)
+        return answer.to(x.dtype)
 
     def _skeletons(self) -> dict[bool, tuple[nn.Module, nn.Module]]:
         """Return this thread's own modules: `functional_call` swaps tensors inside them, so sharing is a race."""

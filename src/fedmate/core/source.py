@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmate.core.random import fold, to_uniform
+from fedmate.core.unmapped import lay_out
 
 
 class Augmentation(NamedTuple):
@@ -43,19 +44,28 @@ class Source(NamedTuple):
 
     def read(self, rows: Tensor) -> Tensor:
         """Return some samples as a network reads them."""
-        return self._normalise(self._take(rows))
+        return self.normalise(self.take(rows))
 
     def vary(self, rows: Tensor, keys: Tensor) -> Tensor:
         """Return some samples as a network reads them in training; `keys` has one for each."""
-        return self._normalise(augment(self._take(rows), self.augmentation, keys))
+        return self.normalise(self.draw(rows, keys))
 
-    def _take(self, rows: Tensor) -> Tensor:
+    def take(self, rows: Tensor) -> Tensor:
+        """Return some samples as they are kept."""
         # What `samples[rows]` is, but several times faster on a CPU: whole samples are copied, not number by number.
         found = functional.embedding(rows, self.samples.flatten(1))
         return found.reshape(*rows.shape, *self.samples.shape[1:])
 
-    def _normalise(self, samples: Tensor) -> Tensor:
-        return (samples.to(self.mean.dtype) - self.mean) / self.std
+    def draw(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """Return some samples as they are kept, varied for training; `keys` has one for each."""
+        return augment(self.take(rows), self.augmentation, keys)
+
+    def normalise(self, samples: Tensor) -> Tensor:
+        """Return what a network reads of samples as they are kept."""
+        # Laid out as samples are: going through three numbers at every pixel would take longer than all the rest.
+        precision = self.mean.dtype
+        mean, std = (lay_out(number.expand(1, *samples.shape[1:]), precision) for number in (self.mean, self.std))
+        return (lay_out(samples, precision).to(precision) - mean) / std
 
 
 def plain_source(samples: Tensor) -> Source:

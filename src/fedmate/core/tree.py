@@ -115,4 +115,4 @@ def num_bytes(tree: Tree) -> int:
 def all_finite(tree: Tree) -> Tensor:
     """Return a boolean scalar: whether every floating-point number in `tree` is finite."""
     checks = [torch.isfinite(leaf).all() for leaf in leaves(tree) if leaf.is_floating_point()]
-    return torch.stack(checks).all() if checks else torch.tensor(True)
+    return torch.stack(checks).all() if checks else torch.ones((), dtype=torch.bool)

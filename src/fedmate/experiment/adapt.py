@@ -14,7 +14,7 @@ from torch import nn
 
 from fedmate.backends.base import View, initial_newcomer, one_thread, welcome
 from fedmate.backends.client import Adapted, adapt_client
-from fedmate.core import ClientData, Tree, class_accuracies, class_counts, fold, plain_autograd
+from fedmate.core import ClientData, Tree, class_accuracies, class_counts, fold, unmapped
 from fedmate.datasets import Samples
 from fedmate.datasets.given import Pool
 from fedmate.errors import UserError
@@ -80,7 +80,7 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
         raise untrained(folder)
     newcomer = read_newcomer(data, restored.card, restored.experiment.general.seed)
     parts = {"train": _ready("train", newcomer.train, restored), "test": _ready("test", newcomer.test, restored)}
-    with torch.no_grad(), one_thread(), plain_autograd():
+    with torch.no_grad(), one_thread(), unmapped():
         adapted = _train(restored, parts["train"])
         accuracy = {view: _accuracy(restored, params, parts) for view, params in _models(restored, adapted).items()}
         model = describe(restored, adapted.after, "newcomer")

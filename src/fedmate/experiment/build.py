@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedmate.backends import BACKENDS, Backend
 from fedmate.core import Federation, Method, Model, Setup, fold, make_key
+from fedmate.core.flops import count_flops
 from fedmate.core.serialise import fit_to
 from fedmate.errors import UserError
 from fedmate.experiment.card import Card
@@ -77,7 +77,7 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     if reason is not None:
         notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")
         name = "sequential"
-    backend = BACKENDS[name](method, federation, key, chunk_size=general.chunk_size)
+    backend = BACKENDS[name](method, federation, key, chunk_size=general.chunk_size, precision=general.precision)
     return Built(experiment.with_general(backend=name), method, federation, backend, card, dealt, notes)
 
 
@@ -117,10 +117,8 @@ def flops_per_step(method: Method, federation: Federation) -> int:
     """Return the floating-point operations of one training step of the largest batch, counted without running it."""
     size = min(method.setup.training.batch_size, max(len(data.y) for data in federation.clients))
     model, sample = method.setup.model, first_samples(federation, 1)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.logits(model.init_params(), sample)
     # Backward costs about twice what forward does.
-    return 3 * size * int(counter.get_total_flops())
+    return 3 * size * count_flops(lambda: model.logits(model.init_params(), sample))
 
 
 def _check_device(name: str) -> None:

@@ -50,6 +50,10 @@ class General:
     chunk_size: int | None = option(None, "the most clients at once, to bound memory", Limits(at_least=1))
     device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one")
     dtype: Literal["float32", "float64"] = option("float32", "precision of data and parameters")
+    precision: Literal["strict", "tf32", "bf16"] = option(
+        "tf32", "how a GPU multiplies float32 numbers: as they are, rounded to 10 bits, or to 7"
+    )
+    compile: bool = option(False, "let torch.compile fuse a GPU's training steps: for long runs without fused kernels")
 
 
 @dataclass(frozen=True)

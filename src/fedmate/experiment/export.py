@@ -8,7 +8,7 @@ import torch
 
 import fedmate
 from fedmate.backends.base import one_thread
-from fedmate.core import Method, Tree, fold, plain_autograd
+from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.given import NOTHING, Given
@@ -56,7 +56,7 @@ def _export(restored: Restored, client: int | None, given: Given) -> PortableMod
     given.check(restored.experiment)
     if not restored.round:
         raise untrained(restored.folder)
-    with torch.no_grad(), one_thread(), plain_autograd():
+    with torch.no_grad(), one_thread(), unmapped():
         if client is None:
             return describe(restored, global_params(restored), "global")
         return describe(restored, _personal_params(restored, client, given), int(client))

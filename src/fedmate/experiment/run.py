@@ -126,6 +126,7 @@ class _Rounds:
             num_clients = len(self.built.federation.clients)
             task = Round(t, sample_participants(general.seed, t, num_clients, general.participation), evaluate)
             result = self.built.backend.run_round(progress.server, task)
+            self._tell()
             seconds = time.perf_counter() - start
             self.recorder.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
             trouble = _note_trouble(t, result, progress.standing.trouble, self.observer)
@@ -148,6 +149,12 @@ class _Rounds:
                 self.save()
             self.observer.round_done(t + 1, headline)
         return progress
+
+    def _tell(self) -> None:
+        """Pass on what the back end noticed."""
+        notes = self.built.backend.notes
+        while notes:
+            self.observer.said(notes.pop(0))
 
     def save(self) -> None:
         """Make a checkpoint of the rounds done, unless it exists."""

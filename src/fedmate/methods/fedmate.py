@@ -48,6 +48,7 @@ from fedmate.core import (
     batches,
     fit,
     fold,
+    frozen_batches,
     option,
     select,
     where,
@@ -140,8 +141,8 @@ class FedMate(Method):
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Scrutinise the prototypes, integrate the classifiers, tune them to each other, average the extractors."""
         model = self.setup.model
-        counts = torch.where(valid[:, None], uploads["class_counts"], 0)
-        sent = torch.where(counts[..., None] > 0, uploads["prototypes"], 0)
+        counts = uploads["class_counts"].masked_fill(~valid[:, None], 0)
+        sent = uploads["prototypes"].masked_fill(counts[..., None] <= 0, 0)
         # beta asks the classifier of the previous round.
         logits = model.classify(server, sent.flatten(0, 1)).reshape(*sent.shape[:2], -1)
         scrutiny = scrutinise(sent, counts, logits, beta=self.beta, similarity=self.similarity)
@@ -209,7 +210,8 @@ class FedMate(Method):
         losses = own.new_zeros(3)
         for turn, (classifier_epochs, extractor_epochs) in enumerate(turns):
             turn_key = fold(key, turn) if turn else key
-            steps = batches(data, training.batch_size, classifier_epochs, fold(turn_key, "classifier"))
+            own_key = fold(turn_key, "classifier")
+            steps = frozen_batches(model, params, data, training.batch_size, classifier_epochs, own_key)
             fused = train_classifier(model, params, discriminators, knowledge, fusion, steps)
             params, discriminators = {**params, "classifier": fused.classifier}, fused.discriminators
             steps = batches(data, training.batch_size, extractor_epochs, fold(turn_key, "extractor"))

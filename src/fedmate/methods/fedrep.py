@@ -25,8 +25,10 @@ from fedmate.core import (
     Tree,
     Wire,
     batches,
+    classifier_loss,
     fit,
     fold,
+    frozen_batches,
     num_samples,
     option,
     select,
@@ -71,10 +73,11 @@ class FedRep(Method):
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the classifier with the extractor frozen, then the extractor with the classifier frozen."""
         model, training = self.setup.model, self.setup.training
+        params, own_key = self.personal_params(client, download), fold(key, "classifier")
         params = fit(
-            supervised_loss(model, train_extractor=False),
-            self.personal_params(client, download),
-            batches(data, training.batch_size, self.classifier_epochs, fold(key, "classifier")),
+            classifier_loss(model),
+            params,
+            frozen_batches(model, params, data, training.batch_size, self.classifier_epochs, own_key),
             training.optimiser(self.classifier_learning_rate),
             ("classifier",),
         )

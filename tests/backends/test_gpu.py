@@ -1,0 +1,115 @@
+"""What only a GPU shows: captured rounds, fused networks, the way out of both."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedmate.backends import vectorised
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.capture import GraphTape
+from fedmate.backends.vectorised import Vectorised
+from fedmate.core import (
+    Augmentation,
+    ClientData,
+    Federation,
+    LocalResult,
+    Method,
+    Model,
+    Setup,
+    Source,
+    Training,
+    Tree,
+    make_key,
+    rows_of,
+)
+from fedmate.methods import METHODS
+from fedmate.methods.fedavg import FedAvg
+from fedmate.models import MODELS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+CLIENTS, CLASSES = 4, 10
+
+
+@pytest.fixture
+def federation() -> Federation:
+    """A few images of bytes for each of some unequal clients."""
+    torch.manual_seed(0)
+    images = torch.randint(256, (300, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    mean, std = (torch.full((3, 1, 1), value, device="cuda") for value in (120.0, 60.0))
+    source = Source(images, mean, std, Augmentation(crop=4, flip=True))
+    labels = torch.randint(CLASSES, (300,), device="cuda")
+    starts = (0, 60, 100, 170, 230)
+    rows = [torch.arange(a, b, device="cuda") for a, b in pairwise(starts)]
+    test = torch.arange(230, 300, device="cuda")
+    return Federation(tuple(rows_of(source, r, labels[r]) for r in rows), rows_of(source, test, labels[test]), CLASSES)
+
+
+def make(cls: type[Method]) -> Method:
+    torch.manual_seed(0)
+    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), CLASSES).cuda(), classifier="classifier")
+    return cls(setup=Setup(model, CLASSES, 10, Training(batch_size=25, epochs=1)))
+
+
+def run(backend: Vectorised) -> list[RoundResult]:
+    method = backend.method
+    server = method.init_server(method.setup.model.init_params(), CLIENTS, make_key(0, "cuda"))
+    results = []
+    for t in range(6):
+        results.append(backend.run_round(server, Round(t, (0, 1, 3), evaluate=t % 2 == 1)))
+        server = results[-1].server
+    return results
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_captured_rounds_give_what_rounds_give(
+    name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = Vectorised(make(METHODS[name]), federation, make_key(0, "cuda"), precision="tf32")
+    monkeypatch.setattr(vectorised, "tape_for", lambda device: None)
+    eager = Vectorised(make(METHODS[name]), federation, make_key(0, "cuda"), precision="tf32")
+    replays: list[None] = []
+    play = GraphTape.play
+    monkeypatch.setattr(GraphTape, "play", lambda tape: replays.append(play(tape)))
+    assert_close(run(captured), run(eager), rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert len(replays) == 4
+    assert captured.notes == []
+
+
+def test_what_cannot_be_captured_runs_and_is_said(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(Vectorised(make(FedAvg), federation, make_key(0, "cuda"), precision="tf32"))
+    update = FedAvg.local_update
+
+    def read_back(self: FedAvg, client: Tree, download: Tree, data: ClientData, key: torch.Tensor) -> LocalResult:
+        torch.zeros((), device="cuda").item()
+        return update(self, client, download, data, key)
+
+    monkeypatch.setattr(FedAvg, "local_update", read_back)
+    reading = Vectorised(make(FedAvg), federation, make_key(0, "cuda"), precision="tf32")
+    assert_close(run(reading)[-1].server, expected[-1].server, rtol=1e-5, atol=1e-6)
+    assert len(reading.notes) == 1
+    assert "cannot be captured" in reading.notes[0]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 2e-2), ("bf16", 5e-2)])
+def test_roundings_and_fused_kernels_stay_close_to_strict(
+    precision: str, tolerance: float, federation: Federation
+) -> None:
+    ends = [
+        run(Vectorised(make(FedAvg), federation, make_key(0, "cuda"), precision=p))[1].server["extractor"]  # type: ignore[arg-type]
+        for p in ("strict", precision)
+    ]
+    for name, exact in ends[0].items():
+        assert (ends[1][name] - exact).norm() / exact.norm() < tolerance
+
+
+@pytest.mark.parametrize("precision", ["strict", "tf32", "bf16"])
+def test_trees_keep_their_types(precision: str, federation: Federation) -> None:
+    backend = Vectorised(make(METHODS["fedmate"]), federation, make_key(0, "cuda"), precision=precision)  # type: ignore[arg-type]
+    dtypes = {leaf.dtype for result in run(backend) for leaf in result.server["extractor"].values()}
+    assert dtypes == {torch.float32}
+    assert backend.clients[0]["classifier"]["weight"].dtype == torch.float32

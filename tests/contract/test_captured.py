@@ -1,0 +1,53 @@
+"""Every method's rounds, recorded and replayed, give what they give operation by operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.backends.tape import OperationTape
+from torch.testing import assert_close
+
+from fedmate.backends import vectorised
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.vectorised import Vectorised
+from fedmate.core import Tree
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Lab
+
+COHORTS = ((0, 1, 3), (1, 2, 4), (0, 2, 3), (0, 1, 4), (2, 3, 4), (0, 1, 2))
+"""Who takes part, by round: as many each time, as in a run."""
+
+
+def run(lab: Lab) -> tuple[list[RoundResult], list[Tree]]:
+    backend, server = Vectorised(lab.method, lab.federation, lab.key), lab.server()
+    results = []
+    for t, participants in enumerate(COHORTS):
+        results.append(backend.run_round(server, Round(t, participants, evaluate=t % 2 == 0)))
+        server = results[-1].server
+    assert not backend.notes
+    return results, list(backend.clients)
+
+
+def test_replayed_rounds_change_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = lab.with_few_steps()
+    expected = run(lab)
+    played = []
+    monkeypatch.setattr(vectorised, "tape_for", lambda device: OperationTape)
+    monkeypatch.setattr(OperationTape, "play", lambda tape, play=OperationTape.play: played.append(play(tape)))
+    found = run(lab)
+    assert played, "no structure came back"
+    assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_a_round_returned_outlives_later_rounds(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorised, "tape_for", lambda device: OperationTape)
+    lab = plain_lab.with_few_steps()
+    backend, server = Vectorised(lab.method, lab.federation, lab.key), lab.server()
+    kept: list[tuple[Tree, object]] = []
+    for t in range(5):
+        server = backend.run_round(server, Round(t, lab.everyone, evaluate=False)).server
+        states = {"server": server, "clients": dict(enumerate(backend.clients))}
+        kept.append((states, str(states)))
+    assert all(str(states) == text for states, text in kept)

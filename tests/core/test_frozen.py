@@ -1,0 +1,91 @@
+"""A frozen extractor gives the features that its batches would have, and does no more than it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmate.core import data as data_module
+from fedmate.core.data import PER_CLIENT, ClientData, batches, pad, rows_of, stack_clients
+from fedmate.core.frozen import frozen_batches
+from fedmate.core.layers import BufferPolicy, mask_context
+from fedmate.core.model import Model
+from fedmate.core.random import fold, make_key
+from fedmate.core.source import Augmentation, Source
+from fedmate.core.tree import Tree
+
+VARIED, FIXED = Augmentation(1, True), Augmentation()
+kinds = pytest.mark.parametrize("augmentation", [VARIED, FIXED], ids=["varied", "fixed"])
+policies = pytest.mark.parametrize("buffers", ["shared", "dropped"])
+
+
+def make_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = [nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Tanh(), nn.Flatten()]
+        return Model(nn.Sequential(*body, nn.Linear(24, 3)).double(), classifier="5", buffers=buffers)
+
+
+def make_data(samples: int, augmentation: Augmentation, seed: int = 0) -> ClientData:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (samples, 1, 3, 4), generator=generator, dtype=torch.uint8)
+    mean, std = torch.full((2, 1, 1, 1), 100.0, dtype=torch.float64)
+    y = torch.randint(3, (samples,), generator=generator)
+    return rows_of(Source(images, mean, std, augmentation), torch.arange(samples), y)
+
+
+@kinds
+@policies
+@pytest.mark.parametrize("window", [1, 8, 1000])
+def test_steps_are_those_of_batches(
+    augmentation: Augmentation, buffers: BufferPolicy, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_module, "WINDOW", window)
+    model, data = make_model(buffers), pad(make_data(10, augmentation), 13)
+    params, key = model.init_params(), make_key(3)
+    found, expected = frozen_batches(model, params, data, 4, 3, key), batches(data, 4, 3, key)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.filled == other.filled
+        for name in ("y", "mask", "ids", "key"):
+            assert torch.equal(getattr(mine, name), getattr(other, name))
+        with mask_context(other.mask):
+            z, _ = model.features(params, other.x)
+        torch.testing.assert_close(mine.x, z, rtol=0, atol=1e-12)
+
+
+@kinds
+@policies
+def test_many_clients_at_once(augmentation: Augmentation, buffers: BufferPolicy) -> None:
+    model, everyone = make_model(buffers), make_data(12, augmentation)
+    clients = [rows_of(everyone.source, everyone.rows[:n], everyone.y[:n]) for n in (3, 7, 12)]
+    keys = fold(make_key(0), torch.arange(3))
+
+    def steps(data: ClientData, key: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(b.x, b.mask) for b in frozen_batches(model, model.init_params(), data, 5, 2, key)]
+
+    together = torch.func.vmap(steps, (PER_CLIENT, 0))(stack_clients(clients), keys)
+    for i, data in enumerate(clients):
+        live = [(x[i][mask[i]], mask[i]) for x, mask in together if mask[i].any()]
+        for (mine, _), (alone, _) in zip(live, steps(data, keys[i]), strict=True):
+            torch.testing.assert_close(mine, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "epochs", "expected"),
+    [(FIXED, 5, [10]), (FIXED, 0, []), (VARIED, 2, [10, 10]), (VARIED, 0, [])],
+    ids=str,
+)
+def test_nothing_is_computed_in_vain(
+    augmentation: Augmentation, epochs: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = make_model(), make_data(10, augmentation)
+    features, seen = model.features, []
+
+    def counting(params: Tree, x: Tensor, *, train: bool = False) -> tuple[Tensor, Tree]:
+        seen.append(len(x))
+        return features(params, x, train=train)
+
+    monkeypatch.setattr(model, "features", counting)
+    assert len(list(frozen_batches(model, model.init_params(), data, 4, epochs, make_key(0)))) == 3 * epochs
+    assert seen == expected

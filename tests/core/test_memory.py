@@ -1,0 +1,126 @@
+"""Features are computed once for the same tensors, and never taken for those of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmate.core.data import PER_CLIENT, ClientData, client_data, stack_clients
+from fedmate.core.measure import all_features, class_accuracies, mean_loss
+from fedmate.core.memory import SIZE, FeatureMemory, current_memory, remembered_features
+from fedmate.core.model import Model
+from fedmate.core.random import make_key
+from fedmate.core.tree import Tree, stack, tree_map
+
+
+def make_model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+        return Model(module.double(), classifier="3")
+
+
+def make_data(samples: int, seed: int = 0) -> ClientData:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 5, dtype=torch.float64, generator=generator)
+    return client_data(x, torch.randint(4, (samples,), generator=generator))
+
+
+@pytest.fixture
+def model() -> Model:
+    return make_model()
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each call of an extractor has seen."""
+    seen: list[int] = []
+    features = Model.features
+
+    def counting(self: Model, params: Tree, x: Tensor, *, train: bool = False) -> tuple[Tensor, Tree]:
+        seen.append(len(x))
+        return features(self, params, x, train=train)
+
+    monkeypatch.setattr(Model, "features", counting)
+    return seen
+
+
+def test_the_same_tensors_are_looked_at_once(model: Model, passes: list[int]) -> None:
+    params, data = model.init_params(), make_data(9)
+    expected = mean_loss(model, params, data), class_accuracies(model, params, data, 4)
+    passes.clear()
+    with remembered_features():
+        found = mean_loss(model, params, data), class_accuracies(model, params, data, 4)
+        # Another classifier sees the same features.
+        other: Tree = {**params, "classifier": tree_map(lambda leaf: leaf + 1, params["classifier"])}
+        mean_loss(model, other, data)
+    assert passes == [9]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    mean_loss(model, params, data)
+    assert passes == [9, 9]
+
+
+def test_what_differs_in_anything_is_looked_at_again(model: Model, passes: list[int]) -> None:
+    params, data = model.init_params(), make_data(9)
+    copied = tree_map(torch.clone, params)
+    with remembered_features():
+        all_features(model, params, data)
+        for part in ("extractor", "buffers"):
+            all_features(model, {**params, part: copied[part]}, data)
+        all_features(model, params, data._replace(rows=data.rows.flip(0)))
+        all_features(model, params, data._replace(mask=data.mask.clone()))
+        all_features(model, params, data._replace(source=data.source._replace(samples=data.source.samples * 2)))
+        all_features(model, params, data._replace(source=data.source._replace(std=data.source.std * 2)))
+    assert passes == [9] * 7
+
+
+def test_varied_samples_are_never_remembered(model: Model, passes: list[int]) -> None:
+    params, data = model.init_params(), make_data(9)
+    with remembered_features():
+        for seed in range(3):
+            all_features(model, params, data, make_key(seed))
+        all_features(model, params, data)
+    assert passes == [9] * 4
+
+
+def test_many_clients_at_once(model: Model, passes: list[int]) -> None:
+    clients = [make_data(n, seed=n) for n in (2, 5, 9)]
+    params = stack([tree_map(lambda leaf, i=i: leaf + 0.1 * i, model.init_params()) for i in range(3)])
+
+    def twice(params: Tree, data: ClientData) -> tuple[Tensor, Tensor]:
+        with remembered_features():
+            return mean_loss(model, params, data), mean_loss(model, params, data)
+
+    first, second = torch.func.vmap(twice, (0, PER_CLIENT))(params, stack_clients(clients))
+    assert passes == [9]
+    assert torch.equal(first, second)
+
+
+class TestMemory:
+    def test_forgets_what_nobody_asks_for(self) -> None:
+        memory, origins = FeatureMemory(), [(torch.zeros(1),) for _ in range(SIZE + 2)]
+        memory.keep(origins[0], torch.tensor(0))
+        for i, origin in enumerate(origins[1:], start=1):
+            memory.keep(origin, torch.tensor(i))
+            assert memory.find(origins[0]) is not None
+        kept = [memory.find(origin) for origin in origins]
+        assert [None if found is None else int(found) for found in kept] == [0, None, None, *range(3, SIZE + 2)]
+
+    def test_equal_is_not_the_same(self) -> None:
+        memory, origin = FeatureMemory(), (torch.zeros(2), torch.ones(2))
+        memory.keep(origin, torch.tensor(1))
+        assert memory.find((origin[0], origin[1])) is not None
+        assert memory.find((origin[0], origin[1].clone())) is None
+        assert memory.find(origin[:1]) is None
+
+    def test_the_outer_one_goes_on(self) -> None:
+        assert current_memory() is None
+        memory = FeatureMemory()
+        with remembered_features(memory):
+            with remembered_features():
+                assert current_memory() is memory
+            with pytest.raises(ZeroDivisionError), remembered_features(FeatureMemory()):
+                raise ZeroDivisionError
+            assert current_memory() is memory
+        assert current_memory() is None
