@@ -1,0 +1,222 @@
+"""FedAvg in Flower's simulation: virtual clients on Ray's workers, one single-thread worker for each core.
+
+Clients train with the plain loop of `plain_loop`, and keep network and data between rounds; the server is a loop over
+`send_and_receive`, without evaluation. The simulation is started from Python (`run_simulation`), which spares Flower
+the services that `flwr run` starts around the same engine. What starting takes is part of the first round only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmate.backends.sequential import available_cores
+from fedmate.bench.case import Case
+from fedmate.bench.measure import Timing
+from fedmate.bench.rivals.plain_loop import PlainFedAvg, copy_into
+from fedmate.errors import UserError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Neither Flower nor Ray calls home; the last keeps Ray from warning about a change to come."""
+
+MARK = "FEDMATE_BENCH_FLOWER"
+"""The environment variable by which the processes of a simulation are found."""
+
+WARM_UP = 2
+"""Rounds before those that count: in the first every worker loads torch."""
+
+PATIENCE = 300.0
+"""Seconds to wait for a round."""
+
+
+class Usage(NamedTuple):
+    """What all processes of a simulation have used: seconds of processors, and bytes at most."""
+
+    seconds: float
+    peak_bytes: int
+
+
+class Clock:
+    """Notes how long rounds took, and what was used in them."""
+
+    def __init__(self) -> None:
+        """Begin the first round now."""
+        self.walls: list[float] = []
+        self.used = [usage()]
+        self._begin = time.perf_counter()
+
+    def tick(self) -> None:
+        """Note that a round has ended, and begin the next."""
+        self.walls.append(time.perf_counter() - self._begin)
+        self.used.append(usage())
+        self._begin = time.perf_counter()
+
+
+@cache
+def _loop(case: Case) -> PlainFedAvg:
+    """Return what a worker keeps between rounds."""
+    torch.set_num_threads(1)
+    return PlainFedAvg(case)
+
+
+def train(case: Case, client: int, params: list[Tensor]) -> tuple[list[Tensor], int]:
+    """Train one client from the server's parameters; return its own, and how many samples it holds."""
+    loop = _loop(case)
+    own = loop.network.parameters()
+    copy_into(own, params)
+    loop.train(loop.clients[client], loop.network, own)
+    return [parameter.detach().clone() for parameter in own], len(loop.clients[client].y)
+
+
+def average(replies: list[tuple[list[Tensor], int]]) -> list[Tensor]:
+    """Return the mean of clients' parameters, weighted by their samples."""
+    total = sum(size for _, size in replies)
+    stacks = zip(*([leaf * (size / total) for leaf in leaves] for leaves, size in replies), strict=True)
+    return [torch.stack(leaves).sum(0) for leaves in stacks]
+
+
+def make_client_app(case: Case) -> Any:
+    """Return the app that every virtual client runs."""
+    from flwr.app import Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator, unused-ignore]
+    def answer(message: Message, context: Context) -> Message:
+        params = [torch.from_numpy(array.numpy()) for array in message.content["model"].values()]
+        trained, size = train(case, int(context.node_config["partition-id"]), params)
+        content = {"model": _record(trained), "size": MetricRecord({"samples": size})}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def make_server_app(case: Case, rounds: int, clock: Clock) -> Any:
+    """Return the app that runs rounds and notes when they end."""
+    from flwr.app import Context, Message, MessageType, RecordDict
+    from flwr.serverapp import Grid, ServerApp
+
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        while len(nodes := list(grid.get_node_ids())) < case.clients:
+            time.sleep(0.1)
+        params = PlainFedAvg(case).server
+        for number in range(rounds):
+            content = RecordDict({"model": _record(params)})
+            messages = [
+                Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=str(number))
+                for node in nodes
+            ]
+            replies = list(grid.send_and_receive(messages, timeout=PATIENCE))
+            params = average([_read(reply) for reply in _whole(replies, case.clients)])
+            clock.tick()
+
+    return app
+
+
+def _whole(replies: list[Any], clients: int) -> list[Any]:
+    """Return replies if none is missing: Flower itself goes on, and ends with status 0."""
+    good = [reply for reply in replies if not reply.has_error()]
+    if len(good) < clients:
+        raise RuntimeError(f"{clients - len(good)} of {clients} clients failed")
+    return good
+
+
+def _read(reply: Any) -> tuple[list[Tensor], int]:
+    arrays = [torch.from_numpy(array.numpy()) for array in reply.content["model"].values()]
+    return arrays, int(reply.content["size"]["samples"])
+
+
+def _record(params: list[Tensor]) -> Any:
+    """Return parameters as a message carries them; the order of the names is theirs."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({f"{i:04d}": Array(leaf.numpy()) for i, leaf in enumerate(params)})
+
+
+def measure(case: Case, repeat: int) -> Timing:
+    """Run a simulation and time its rounds."""
+    if not Path("/proc/self/environ").exists():
+        raise UserError("Flower is measured on Linux only, where its processes can be found.")
+    os.environ.update({**QUIET, MARK: secrets.token_hex(8)})
+    import ray
+    from flwr.simulation import run_simulation
+
+    clock = Clock()
+    settings = {
+        "init_args": {"num_cpus": available_cores(), "include_dashboard": False, "log_to_driver": False},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    }
+    try:
+        server = make_server_app(case, WARM_UP + repeat, clock)
+        run_simulation(server, make_client_app(case), case.clients, backend_config=settings)
+    finally:
+        ray.shutdown()
+        _end_everything()
+    if len(clock.walls) != WARM_UP + repeat:
+        raise RuntimeError("the simulation ended early")
+    return _timing(clock)
+
+
+def _timing(clock: Clock) -> Timing:
+    processors = [after.seconds - before.seconds for before, after in itertools.pairwise(clock.used)]
+    return Timing(
+        "flower",
+        cold_s=clock.walls[0],
+        cold_cpu_s=processors[0],
+        rounds_ms=tuple(1e3 * wall for wall in clock.walls[WARM_UP:]),
+        cpu_ms=tuple(1e3 * seconds for seconds in processors[WARM_UP:]),
+        peak_bytes=clock.used[-1].peak_bytes,
+        base_bytes=None,
+    )
+
+
+def usage() -> Usage:
+    """Return what this process and everything that the simulation has started used until now."""
+    seconds, peak = 0.0, 0
+    for process in (Path("/proc/self"), *_others()):
+        with suppress(OSError, StopIteration):
+            # Fields 14 and 15, counted behind the name, which may hold anything.
+            fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            lines = (process / "status").read_text(errors="replace").splitlines()
+            peak += 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    return Usage(seconds, peak)
+
+
+def _others() -> Iterator[Path]:
+    """Yield the other processes that were started with this one's mark."""
+    mark = f"{MARK}={os.environ.get(MARK)}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                yield folder
+
+
+def _end_everything() -> None:
+    """End what `ray.shutdown` has left."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(_others()):
+        time.sleep(0.2)
+    for folder in _others():
+        with suppress(ProcessLookupError):
+            os.kill(int(folder.name), signal.SIGKILL)

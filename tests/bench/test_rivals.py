@@ -1,0 +1,196 @@
+"""Rivals do the same work: from the same start, with the same batches, they end with the same parameters."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmate.backends import BACKENDS
+from fedmate.backends.base import Round
+from fedmate.bench.case import Case, make_federation, make_method, make_randomness
+from fedmate.bench.rivals import CHAINS, RIVALS
+from fedmate.bench.rivals.flower_simulation import average, train
+from fedmate.bench.rivals.plain_fedmate import PlainFedMate
+from fedmate.bench.rivals.plain_loop import PlainFedAvg, PlainFedRep, PlainLoop, hold, make, take_apart
+from fedmate.bench.run import Bench
+from fedmate.core import Tree, leaves
+
+# One batch is all a client has, so that no order of samples can matter.
+CASE = Case(network="digits_cnn", clients=3, samples=20, batch_size=20, epochs=2)
+ROUNDS = 3
+
+
+def ours(case: Case, dtype: torch.dtype, runner: str = "sequential") -> Tree:
+    method, key = make_method(case, dtype), make_randomness(case)
+    backend = BACKENDS[runner](method, make_federation(case, dtype), key)
+    server = method.init_server(method.setup.model.init_params(), case.clients, key)
+    for number in range(ROUNDS):
+        server = backend.run_round(server, Round(number, tuple(range(case.clients)), evaluate=False)).server
+    return {part: server[part] for part in ("extractor", "classifier") if part in server}
+
+
+def gap(tree: Tree, tensors: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(leaves(tree), tensors, strict=True))
+
+
+@pytest.mark.parametrize(("method", "loop"), [("fedavg", PlainFedAvg), ("fedrep", PlainFedRep)])
+def test_plain_loops_give_the_same_parameters(method: str, loop: type[PlainFedAvg | PlainFedRep]) -> None:
+    case = replace(CASE, method=method)
+    plain = loop(case, torch.float64)
+    start = [tensor.clone() for tensor in plain.server]
+    for number in range(ROUNDS):
+        plain.run_round(number)
+    assert gap(ours(case, torch.float64), plain.server) < 1e-12
+    assert max(float((a - b).abs().max()) for a, b in zip(start, plain.server, strict=True)) > 1e-3
+
+
+def test_the_plain_fedmate_gives_the_same_parameters_and_prototypes() -> None:
+    case = replace(CASE, method="fedmate")
+    plain = PlainFedMate(case, torch.float64)
+    for number in range(ROUNDS):
+        plain.run_round(number)
+    expected = ours(case, torch.float64)
+    found = {part: plain.server[part] for part in ("extractor", "classifier")}
+    assert gap(expected, list(leaves(found))) < 1e-12
+    assert bool(plain.server["known"].any())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedmate"])
+def test_plain_loops_run_on_varied_images(method: str) -> None:
+    case = replace(CASE, method=method, network="cifar_cnn", clients=1, samples=5, batch_size=3, epochs=1, augment=True)
+    loop = make(case)
+    assert isinstance(loop, PlainLoop)
+    loop.run_round(0)
+    loop.run_round(1)
+    loop.wait()
+
+
+def test_the_quicker_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched(PlainLoop):
+        def __init__(self, quicker: int) -> None:
+            super().__init__(CASE)
+            self.quicker, self.used, self.now = quicker, list[int](), 0.0
+
+        def loop(self, number: int) -> None:
+            self.used.append(torch.get_num_threads())
+            self.now += 1 if self.used[-1] == self.quicker else 2
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for quicker, notes in ((3, ()), (1, ("one thread was quicker than 3.",))):
+            loop = Watched(quicker)
+            monkeypatch.setattr("time.perf_counter", lambda loop=loop: loop.now)
+            for number in range(5):
+                loop.run_round(number)
+            assert loop.used == [3, 3, 1, quicker, quicker]
+            assert loop.notes == notes
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_images_are_cropped_and_mirrored() -> None:
+    held = hold(make_federation(replace(CASE, clients=1, samples=200, augment=True)).clients[0])
+    torch.manual_seed(0)
+    source = held.source
+    found = (held.vary(held.x) * source.std + source.mean).round().to(torch.uint8)
+    padded = torch.nn.functional.pad(held.x, (4,) * 4)
+    seen: set[tuple[int, int, bool] | None] = set()
+    for image, around in zip(found, padded, strict=True):
+        cuts = {
+            (down, right, flip): around[:, down : down + 8, right : right + 8].flip(-1)
+            if flip
+            else around[:, down : down + 8, right : right + 8]
+            for down in range(9)
+            for right in range(9)
+            for flip in (False, True)
+        }
+        seen |= {place for place, cut in cuts.items() if torch.equal(cut, image)} or {None}
+    assert None not in seen
+    assert {flip for _, _, flip in filter(None, seen)} == {False, True}
+    assert {down for down, _, _ in filter(None, seen)} == set(range(9))
+
+
+def test_a_network_is_taken_apart() -> None:
+    setup = make_method(CASE).setup
+    network, x = take_apart(setup), make_federation(CASE).clients[0].x
+    expected = setup.model.logits(setup.model.init_params(), x)
+    assert torch.equal(network.classifier(network.extractor(x)), expected)
+    assert len(network.parameters()) == 8
+
+
+# -------------------- other packages
+
+
+def test_flower_clients_and_server_are_federated_averaging() -> None:
+    """Without Flower: what its apps call."""
+    params = PlainFedAvg(CASE).server
+    for _ in range(ROUNDS):
+        params = average([train(CASE, client, params) for client in range(CASE.clients)])
+    assert gap(ours(CASE, torch.float32), params) < 1e-5
+
+
+def test_flower_simulation_runs() -> None:
+    """In a process of its own, as always; half a minute."""
+    pytest.importorskip("flwr")
+    pytest.importorskip("ray")
+    case = replace(CASE, runner="flower")
+    with Bench(repeat=1, limit=120) as bench:
+        (row,) = bench.measure([case])
+    assert row.timing is not None, row.detail
+    assert len(row.timing.rounds_ms) == len(row.timing.cpu_ms) == 1
+    assert row.timing.cold_cpu_s > row.timing.cpu_ms[0] / 1e3
+
+
+@pytest.mark.parametrize("network", ["digits_cnn", "cifar_cnn", "mlp"])
+def test_jax_gives_the_same_parameters(network: str) -> None:
+    pytest.importorskip("jax")
+    from fedmate.bench.rivals.jax_round import JaxRound
+
+    case = replace(CASE, network=network)
+    rival = JaxRound(case)
+    for number in range(ROUNDS):
+        rival.run_round(number)
+    rival.wait()
+    found = [
+        torch.tensor(layer[name].tolist()) for layer in rival.server for name in ("weight", "bias") if name in layer
+    ]
+    assert gap(ours(case, torch.float32), found) < 1e-5
+
+
+def test_pfl_gives_the_same_parameters() -> None:
+    pytest.importorskip("pfl")
+    from fedmate.bench.rivals.pfl_research import PflRound
+
+    rival = PflRound(CASE)
+    for number in range(ROUNDS):
+        rival.run_round(number)
+    assert gap(ours(CASE, torch.float32), rival.server) < 1e-5
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert RIVALS["jax"].refusal(CASE) == "jax is not installed"
+    assert RIVALS["flower"].refusal(CASE) == "flwr is not installed"
+    assert RIVALS["plain_loop"].refusal(CASE) is None
+
+
+def test_what_was_not_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert RIVALS["jax"].refusal(CASE) is None
+    assert RIVALS["jax"].refusal(replace(CASE, method="fedrep")) == "not written for fedrep"
+    assert RIVALS["jax"].refusal(replace(CASE, network="resnet18")) == "not written for resnet18"
+    assert RIVALS["flower"].refusal(replace(CASE, device="cuda")) == "not written for GPUs"
+
+
+def test_chains_are_one_layer_after_the_other() -> None:
+    for network in CHAINS:
+        model = make_method(replace(CASE, network=network)).setup.model
+        module = model.to_module(model.init_params())
+        assert isinstance(module, torch.nn.Sequential)
+        assert not any(list(layer.children()) for layer in module)
