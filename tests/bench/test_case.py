@@ -107,3 +107,10 @@ def test_choices_replace_what_a_suite_has() -> None:
     assert {(case.runner, case.precision) for case in cases} == {
         (runner, precision) for runner in ("sequential", "vectorised") for precision in ("tf32", "bf16")
     }
+
+
+def test_precision_is_that_of_an_experiment() -> None:
+    assert {case.precision for case in make_suite("all", "cpu", Choice())} == {"strict"}
+    assert {case.precision for case in make_suite("all", "cuda", Choice())} == {"tf32"}
+    chosen = make_suite("quick", "cuda", Choice(precisions=["strict", "bf16"]))
+    assert {case.precision for case in chosen} == {"strict", "bf16"}

@@ -75,6 +75,8 @@ class Vectorised(Backend):
         super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision, compile=compile)
         self.method, fused = accelerate(method, federation, precision, self.notes.append)
         self._steps = CompiledSteps(torch.compile, self.notes.append) if compile and not fused else None
+        if compile and fused:
+            self.notes.append("`compile` is set, but kernels fuse this network already: its steps are not compiled.")
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)
         self._replays = Replays(tape_for(key.device), self.notes.append)

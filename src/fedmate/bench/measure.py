@@ -21,10 +21,10 @@ from fedmate.core import Federation, Method
 from fedmate.errors import UserError
 
 WARM_UP = 3
-"""Rounds before those that count: the first compiles and captures, and methods may differ from round to round."""
+"""Rounds before those that count: the first compiles, the second is captured, the third replayed."""
 
 ENOUGH = 10.0
-"""Seconds after which no further round is spent on warming up."""
+"""Seconds after which no further round is spent on warming up a CPU, which captures nothing."""
 
 FEWEST, LONGEST = 3, 30.0
 """Of the rounds that were asked for, so many are run at least; no more once they have taken so many seconds."""
@@ -168,7 +168,7 @@ def measure(case: Case, make: Callable[[Case], Runner], repeat: int) -> Timing:
     runner.wait()
     cold, cold_busy = time.perf_counter() - start, time.process_time() - start_busy
     number = 1
-    while number < WARM_UP and time.perf_counter() - start < ENOUGH:
+    while number < WARM_UP and (device.type == "cuda" or time.perf_counter() - start < ENOUGH):
         runner.run_round(number)
         number += 1
     runner.wait()

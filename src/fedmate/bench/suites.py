@@ -56,7 +56,9 @@ def make_suite(name: str, device: str, choice: Choice) -> list[Case]:
         if runner not in known:
             raise UserError(f"`--backend` is `{runner}`; {nearest(runner, known)}")
     makers = SUITES.values() if name == "all" else [SUITES[name]]
-    cases = [case for make in makers for case in make(device)]
+    # As an experiment has it unless told otherwise.
+    precision: Precision = "strict" if device == "cpu" else "tf32"
+    cases = [dataclasses.replace(case, precision=precision) for make in makers for case in make(device)]
     for key, instead in (("device", "--device"), ("runner", "--backend")):
         if key in choice.settings:
             raise UserError(f"`{key}` in --set is `{choice.settings[key]}`; give it with `{instead}` instead.")
