@@ -78,6 +78,31 @@ def test_gradients_of_samples_that_clients_share(params: dict[str, Tensor], kern
     assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_a_gradient_that_all_clients_share(kernels: Kernels) -> None:
+    """The slope of a sum is 1 wherever one stands, and has no client axis."""
+    convolutions = [network()[:3], fuse(network()[:3], kernels)]
+    weight = network().get_parameter("0.weight").detach()
+    x = torch.randn(CLIENTS, SAMPLES, 2, 9, 8, dtype=torch.float64)
+
+    def total(module: nn.Module, weight: Tensor, x: Tensor) -> Tensor:
+        answer: Tensor = functional_call(module, {"0.weight": weight}, (x,))
+        return answer.sum()
+
+    expected, found = (vmap(partial(grad(total, 1), module), (None, 0))(weight, x) for module in convolutions)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_relu_of_minus_infinity_is_nothing(kernels: Kernels) -> None:
+    x = torch.randn(1, 5, 4, 4, dtype=torch.float64)
+    x[0, 0] = -torch.inf
+    block = nn.Sequential(nn.Conv2d(5, 4, 1), nn.ReLU(), nn.MaxPool2d(2)).double()
+    with torch.no_grad():
+        block.get_parameter("0.weight")[:, 0] = 1
+    fused = fuse(block, kernels)
+    assert block(x).isfinite().all()
+    assert_close(fused(x), block(x))
+
+
 def test_a_pool_with_nan_is_nan(kernels: Kernels) -> None:
     x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
     x[0, 0, 3, 3] = torch.nan

@@ -41,6 +41,26 @@ def test_outputs_and_inputs_of_a_replay_keep_their_content() -> None:
     assert_close(inputs, [{"x": torch.arange(3.0) + number} for number in range(4)], rtol=0, atol=0)
 
 
+def test_inputs_are_known_by_their_names() -> None:
+    def apart(inputs: Tree) -> Tree:
+        return {"a": inputs["a"] + 1, "b": inputs["b"] + 2}
+
+    replays = Replays(OperationTape, pytest.fail)
+    for _ in range(2):
+        replays.run("x", apart, {"a": torch.zeros(2), "b": torch.ones(2)})
+    found = replays.run("x", apart, {"b": torch.ones(2), "a": torch.zeros(2)})
+    assert_close(found, {"a": torch.ones(2), "b": 3 * torch.ones(2)})
+
+
+def test_inputs_of_another_shape_are_refused() -> None:
+    replays = Replays(OperationTape, pytest.fail)
+    for _ in range(2):
+        replays.run("x", lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.zeros(2)})
+    for other in (torch.zeros(1), torch.zeros(2, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="played with"):
+            replays.run("x", lambda inputs: inputs, {"x": other})
+
+
 def test_what_python_remembers_is_frozen() -> None:
     """Shows that a tape catches what a graph would get wrong: the tests of rounds can fail."""
     numbers = iter(range(10))

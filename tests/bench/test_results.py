@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -83,7 +84,13 @@ def test_a_case_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 def test_files_of_one_machine_are_one_table() -> None:
     one, other = make(), make()
+    assert combine([one, other]).rows == one.rows, "the same rows twice say nothing new"
+    other.rows = other.rows[:1]
+    other.rows[0] = dataclasses.replace(other.rows[0], case=dataclasses.replace(other.rows[0].case, clients=7))
     assert combine([one, other]).rows == one.rows + other.rows
+    other.about = {**other.about, "versions": {**other.about["versions"], "torch": "1.0"}}
+    with pytest.raises(UserError, match="different versions"):
+        combine([one, other])
     other.about = {**other.about, "hardware": {"cpu": "Quill", "cores": 1, "gpu": None}}
     with pytest.raises(UserError, match="different machines"):
         combine([one, other])
@@ -96,7 +103,7 @@ def test_cells() -> None:
     results = make()
     assert tables.columns(results.rows) == ["precision", "runner", *tables.MEASURES]
     assert tables.cells(results) == [
-        ["strict", "vectorised (auto)", "15", "67 %", "266,667", "30", "1.5", "1,024", "3.3 %", "5.00"],
+        ["strict", "vectorised (auto)", "15", "67 %", "266,667", "30", "1.5", "1,024", "3.3 %", "4.00"],
         ["strict", "plain_loop", "60", "83 %", "66,667", "120", "1.5", "1,024", "0.8 %", "1.00"],
         ["strict", "jax", "-", "", "", "", "", "", "", ""],
         ["tf32", "plain_loop", "1", "0 %", "4,000,000", "2", "1.5", "1,024", "", "1.00"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,15 +17,17 @@ from fedmate.core import Tree
 if TYPE_CHECKING:
     from tests.contract.conftest import Lab
 
-COHORTS = ((0, 1, 3), (1, 2, 4), (0, 2, 3), (0, 1, 4), (2, 3, 4), (0, 1, 2))
-"""Who takes part, by round: as many each time, as in a run."""
+COHORTS = ((0, 1, 3), (1, 2, 4), (0, 2, 3), (0, 1, 4), (2, 3), (0, 1, 2), (2, 4), (1, 3, 4), (0, 4))
+"""Who takes part, by round; three or two of them, so that structures come back in turn."""
+
+EVALUATED = (False, True, False, True, True, False, True, True, False)
 
 
 def run(lab: Lab) -> tuple[list[RoundResult], list[Tree]]:
     backend, server = Vectorised(lab.method, lab.federation, lab.key), lab.server()
     results = []
     for t, participants in enumerate(COHORTS):
-        results.append(backend.run_round(server, Round(t, participants, evaluate=t % 2 == 0)))
+        results.append(backend.run_round(server, Round(t, participants, evaluate=EVALUATED[t])))
         server = results[-1].server
     assert not backend.notes
     return results, list(backend.clients)
@@ -41,6 +44,22 @@ def test_replayed_rounds_change_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatc
     assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_newcomers_of_replayed_rounds_draw_anew(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = plain_lab.with_few_steps()
+    clients = lab.federation.clients
+    lab = dataclasses.replace(lab, federation=lab.federation._replace(newcomers=clients[3:5]))
+    ends = []
+    for tape in (None, OperationTape):
+        monkeypatch.setattr(vectorised, "tape_for", lambda device, tape=tape: tape)
+        backend, server, met = Vectorised(lab.method, lab.federation, lab.key), lab.server(), []
+        for t in (1, 3, 5):
+            result = backend.run_round(server, Round(t, lab.everyone, evaluate=True))
+            server = result.server
+            met.append(result.newcomers)
+        ends.append(met)
+    assert_close(ends[1], ends[0], rtol=0, atol=0, equal_nan=True)
+
+
 def test_what_a_round_returned_outlives_later_rounds(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectorised, "tape_for", lambda device: OperationTape)
     lab = plain_lab.with_few_steps()
@@ -51,3 +70,17 @@ def test_what_a_round_returned_outlives_later_rounds(plain_lab: Lab, monkeypatch
         states = {"server": server, "clients": dict(enumerate(backend.clients))}
         kept.append((states, str(states)))
     assert all(str(states) == text for states, text in kept)
+
+
+def test_a_round_that_breaks_off_leaves_nothing_behind(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = plain_lab.with_few_steps()
+    backend = Vectorised(lab.method, lab.federation, lab.key)
+    before = str(list(backend.clients))
+
+    def stop(*args: object) -> Tree:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(lab.method), "aggregate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        backend.run_round(lab.server(), Round(0, lab.everyone, evaluate=False))
+    assert str(list(backend.clients)) == before

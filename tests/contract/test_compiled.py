@@ -81,6 +81,32 @@ def test_layers_see_their_samples(make_lab: Callable[..., Lab], chunk_size: int 
     assert_close(run(backend(lab, compile=True, chunk_size=chunk_size), lab), expected, rtol=0, atol=1e-9)
 
 
+def test_each_loop_reads_what_is_its_own(make_lab: Callable[..., Lab], counter: Counter) -> None:
+    """Loops of a round, its batches of several sizes and later rounds: constants and programs must not be mixed up."""
+    lab = make_lab("fedrep", "plain").with_few_steps()
+    ends = []
+    for compile in (False, True):
+        one, server = backend(lab, compile=compile), lab.server()
+        for t in range(2):
+            server = one.run_round(server, Round(t, lab.everyone, evaluate=False)).server
+        ends.append((server, list(one.clients)))
+        assert not one.notes
+    assert_close(ends[1], ends[0], rtol=0, atol=1e-12)
+
+
+def test_what_is_compiled_holds_no_tensors(make_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, seen = with_equal_steps(make_lab("fedavg", "plain")), list[GraphModule]()
+
+    def keep(module: GraphModule) -> Callable[..., list[Tensor]]:
+        seen.append(module)
+        return module
+
+    monkeypatch.setattr(vectorised, "CompiledSteps", lambda compile, say: CompiledSteps(keep, say))
+    run(backend(lab, compile=True), lab)
+    assert seen
+    assert not [name for module in seen for name, value in vars(module).items() if isinstance(value, Tensor)]
+
+
 def test_later_rounds_compile_nothing(make_lab: Callable[..., Lab], counter: Counter) -> None:
     lab = with_equal_steps(make_lab("fedavg", "plain"))
     compiled, counts, server = backend(lab, compile=True), [], lab.server()

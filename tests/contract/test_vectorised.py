@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,7 @@ from fedmate.core import (
     Setup,
     Source,
     Tree,
+    local,
     num_samples,
     stack_clients,
     tree_map,
@@ -144,3 +146,15 @@ def test_an_aggregate_that_is_not_finite_is_thrown_away(plain_lab: Lab, monkeypa
     # Local's server holds nothing that could be spoilt.
     assert result.aggregated == (not before)
     assert_close(result.server, before, rtol=0, atol=0)
+
+
+def test_a_method_that_forgets_the_mask_runs_client_by_client(
+    make_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab("fedavg", "plain")
+    assert Vectorised.refusal(lab.method, lab.federation) is None
+    forgetful = lambda logits, labels, mask: torch.nn.functional.cross_entropy(logits, labels)  # noqa: E731
+    monkeypatch.setattr(local, "cross_entropy", forgetful)
+    reason = Vectorised.refusal(lab.method, lab.federation)
+    assert reason is not None
+    assert "padded clients" in reason

@@ -85,4 +85,4 @@ def test_a_large_network_reads_images_as_they_are(small: int, stride: int, monke
     model = Model(nn.Sequential(Stride(3, 4, 3), nn.Flatten(), nn.Linear(48, 3)), classifier="2")
     with torch.no_grad(), unmapped():
         all_features(model, model.init_params(), make_data(3))
-    assert seen == [stride]
+    assert seen[-1] == stride

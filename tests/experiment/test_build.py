@@ -90,7 +90,7 @@ def test_what_is_named_is_left_alone() -> None:
 
 
 def test_a_model_that_cannot_be_mapped_runs_one_client_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vectorised, "refusal", classmethod(lambda cls, method, federation: "vmap: no rule for it"))
+    monkeypatch.setattr(Vectorised, "refusal", classmethod(lambda *args: "vmap: no rule for it"))
     made = built("backend=vectorised")
     assert made.experiment.general.backend == "sequential"
     assert isinstance(made.backend, Sequential)
@@ -218,3 +218,9 @@ def test_steps_that_are_not_compiled_are_pointed_out() -> None:
     (note,) = built(*settings, "backend=sequential").notes
     assert "only the back end `vectorised` compiles steps" in note
     assert built(*settings, "backend=sequential").backend.notes == []
+
+
+def test_a_precision_that_a_cpu_does_not_have_is_pointed_out() -> None:
+    assert built("training.batch_size=40", "precision=strict").notes == []
+    (note,) = built("training.batch_size=40", "precision=bf16").notes
+    assert "a CPU multiplies numbers as they are" in note

@@ -172,7 +172,7 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def refusal(cls, method: Method, federation: Federation) -> str | None:
+    def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
         """Say why this back end cannot run a method on a federation, or return `None` if it can."""
 
     @property

@@ -58,7 +58,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     o = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
     row = m // POOLED_WIDTH
-    top = (row // POOLED_HEIGHT) * HEIGHT + 2 * (row % POOLED_HEIGHT)
+    top = (row // POOLED_HEIGHT).to(tl.int64) * HEIGHT + 2 * (row % POOLED_HEIGHT)
     patches = (
         x + client * x_client + tl.where(m < pixels, (top * WIDTH + 2 * (m % POOLED_WIDTH)) * CHANNELS, 0)[:, None]
     )
@@ -101,8 +101,10 @@ def _convolve(  # type: ignore[no-untyped-def]
     better = (fourth > best) | (fourth != fourth)
     best, which = tl.where(better, fourth, best), tl.where(better, 3, which)
     best += tl.load(bias + client * b_client + o, o < OUTPUTS, 0.0)[None, :]
-    best = tl.where(best > 0, best, best * slope)
-    place = client * pixels * OUTPUTS + m[:, None] * OUTPUTS + o[None, :]
+    # ReLU of minus infinity is 0, not NaN.
+    bent = tl.where((slope == 0) & (best < 0), 0.0, best * slope)
+    best = tl.where(best > 0, best, bent)
+    place = (client * pixels + m[:, None]) * OUTPUTS + o[None, :]
     written = (m[:, None] < pixels) & (o[None, :] < OUTPUTS)
     tl.store(y + place, best, written)
     tl.store(winner + place, which.to(tl.uint8), written)
@@ -136,11 +138,12 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     for start in range(split * share, end, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
         row = m // POOLED_WIDTH
-        top = (row // POOLED_HEIGHT) * HEIGHT + 2 * (row % POOLED_HEIGHT)
+        top = (row // POOLED_HEIGHT).to(tl.int64) * HEIGHT + 2 * (row % POOLED_HEIGHT)
         corner = tl.where(m < end, (top * WIDTH + 2 * (m % POOLED_WIDTH)) * CHANNELS, 0)
         counted = (m[:, None] < end) & (o[None, :] < OUTPUTS)
-        g = tl.load(grad + values + m[:, None] * OUTPUTS, counted, 0.0)
-        which = tl.load(winner + values + m[:, None] * OUTPUTS, counted, 0)
+        at = values + m.to(tl.int64)[:, None] * OUTPUTS
+        g = tl.load(grad + at, counted, 0.0)
+        which = tl.load(winner + at, counted, 0)
         total_bias += tl.sum(g, 0)
         a = tl.trans(tl.load(patches + corner[:, None], (m[:, None] < end) & (k[None, :] < terms), 0.0))
         if PRECISION == "bf16":
@@ -185,7 +188,7 @@ def _input_gradient(  # type: ignore[no-untyped-def]
     across: tl.constexpr = (WIDTH + 1) // 2
     along: tl.constexpr = (HEIGHT + 1) // 2
     row = m // across
-    sample, y, x = row // along, 2 * (row % along), 2 * (m % across)
+    sample, y, x = (row // along).to(tl.int64), 2 * (row % along), 2 * (m % across)
     values = client * pooled_pixels * OUTPUTS
     kernels = weight + client * w_client + c[None, :]
     dot: tl.constexpr = "ieee" if PRECISION == "strict" else "tf32"

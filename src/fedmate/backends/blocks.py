@@ -88,7 +88,7 @@ class PlainKernels(Kernels):
         pooled, places = functional.max_pool2d(torch.stack(convolved).flatten(0, 1), 2, return_indices=True)
         width = convolved[0].shape[-1]
         winner = 2 * (places // width % 2) + places % width % 2
-        y = functional.leaky_relu(pooled, block.slope)
+        y = functional.leaky_relu(pooled, block.slope) if block.slope else functional.relu(pooled)
         y, winner = (leaf.reshape(clients, -1, *leaf.shape[1:]).movedim(2, -1) for leaf in (y, winner))
         return Pooled(y, winner.to(torch.uint8), x)
 
@@ -130,7 +130,8 @@ class GroupedKernels(Kernels):
             _grouped(x), weight.flatten(0, 1), bias.flatten(), padding=block.padding, groups=len(x)
         )
         pooled, places = functional.max_pool2d(convolved, 2, return_indices=True)
-        y = functional.leaky_relu(pooled, block.slope)
+        # ReLU of minus infinity is 0, a leaky one of slope 0 would make NaN of it.
+        y = functional.leaky_relu(pooled, block.slope) if block.slope else functional.relu(pooled)
         return Pooled(_ungrouped(y, clients, outputs), _ungrouped(places, clients, outputs), x)
 
     def backward(self, grad: Tensor, weight: Tensor, pooled: Pooled, block: Block, *, wants_x: bool) -> Gradients:

@@ -40,10 +40,18 @@ class Tape(ABC):
 
     def __call__(self, inputs: Tree) -> Tree:
         """Return what the recorded function makes of other inputs of the same shapes."""
-        torch._foreach_copy_(list(leaves(self._inputs)), list(leaves(inputs)))
+        # By name: equal trees may list their parts in another order.
+        pairs = list(leaves(tree_map(_fitting, self._inputs, inputs)))
+        torch._foreach_copy_([place for place, _ in pairs], [new for _, new in pairs])
         self.play()
         # The next replay writes over the outputs.
         return tree_map(torch.clone, self._outputs)
+
+
+def _fitting(place: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    if (place.shape, place.dtype) != (new.shape, new.dtype):
+        raise ValueError(f"recorded with {place.dtype} {list(place.shape)}, played with {new.dtype} {list(new.shape)}")
+    return place, new
 
 
 @final
@@ -67,7 +75,7 @@ class GraphTape(Tape):
         try:
             with torch.cuda.graph(self._graph, pool=self._pool):
                 return function(inputs)
-        except Exception:
+        except BaseException:
             # A capture that breaks off leaves torch's generator believing that it goes on.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())

@@ -141,5 +141,8 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
             last = graph.placeholder(f"constant_{len(constants)}")
         node.replace_all_uses_with(last)
         graph.erase_node(node)
+    # What is compiled outlives a round, and must not hold on to its tensors.
+    for name in [name for name in vars(module) if name.startswith("_tensor_constant")]:
+        delattr(module, name)
     module.recompile()
     return constants

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedmate.backends.blocks import GroupedKernels, Kernels, PooledConvolution, fuse
 from fedmate.backends.precision import Precision, arithmetic
-from fedmate.core import ClientData, Federation, Method, Model, Tree, gradient, leaves
-from fedmate.core.layers import mask_context
+from fedmate.core import Batch, ClientData, Federation, Method, Model, Tree, gradient, leaves, make_key
+from fedmate.core.layers import sample_context
 
 LIKENESS = {"strict": 1e-3, "tf32": 0.05, "bf16": 0.2}
 """How far gradients may lie from the network's own, relative to their length: rounding lets other pixels win pools."""
@@ -82,24 +82,28 @@ def has_blocks(model: Model) -> bool:
 def _difference(model: Model, faster: Model, data: ClientData, precision: Precision) -> str | None:
     """Say why a network that should compute the same as another does not, or return `None`."""
     with arithmetic("strict", data.y.device):
-        expected = _slope(model, data)
+        expected = _slopes(model, data)
     try:
-        found = _slope(faster, data)
+        found = _slopes(faster, data)
     except Exception as error:
         # Whatever compiling or running a kernel raises for sizes nobody has tried.
         return (str(error).strip() or repr(error)).splitlines()[0]
-    distance = float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+    pairs = zip(found, expected, strict=True)
+    distance = max(float((one - other).norm() / other.norm().clamp(min=1e-12)) for one, other in pairs)
     return None if distance <= LIKENESS[precision] else f"its gradients differ by {distance:.1e} of their length"
 
 
-def _slope(model: Model, data: ClientData) -> Tensor:
-    """Return the gradient of the mean square of a few samples' features."""
-    params = model.init_params()
+def _slopes(model: Model, data: ClientData) -> list[Tensor]:
+    """Return the gradients of the mean square of a few samples' features, in evaluation and in training."""
+    params, slopes = model.init_params(), []
+    ids, key = torch.arange(len(data.y), device=data.y.device), make_key(0, data.y.device)
+    for train in (False, True):
 
-    def size(variables: Tree) -> tuple[Tensor, Tree]:
-        z = model.features({**params, "extractor": variables}, data.x)[0]
-        return z.square().mean(), {}
+        def size(variables: Tree, train: bool = train) -> tuple[Tensor, Tree]:
+            z = model.features({**params, "extractor": variables}, data.x, train=train)[0]
+            return z.square().mean(), {}
 
-    with mask_context(data.mask):
-        slope, _ = gradient(size, params["extractor"])
-    return torch.cat([leaf.flatten() for leaf in leaves(slope)])
+        with sample_context(Batch(data.x, data.y, data.mask, ids, key)):
+            slope, _ = gradient(size, params["extractor"])
+        slopes.append(torch.cat([leaf.flatten() for leaf in leaves(slope)]))
+    return slopes

@@ -70,7 +70,7 @@ class Sequential(Backend):
             self.notes.append("`compile` is set, but only the back end `vectorised` compiles steps.")
 
     @classmethod
-    def refusal(cls, method: Method, federation: Federation) -> str | None:
+    def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
         """Run everything: this is the reference."""
         return None
 
@@ -85,8 +85,14 @@ class Sequential(Backend):
 
     def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
         """Do a round's work; nothing in it is mapped, the server's part included."""
-        with unmapped():
-            return super().advance(server, task)
+        before = self._states
+        try:
+            with unmapped():
+                return super().advance(server, task)
+        except BaseException:
+            # A round that breaks off leaves nothing behind.
+            self._states = before
+            raise
 
     def train(self, server: Tree, task: Round) -> Cohort:
         """Train the participants side by side."""

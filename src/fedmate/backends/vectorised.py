@@ -20,6 +20,7 @@ from fedmate.backends.client import Trained, train_client, view_client, view_new
 from fedmate.backends.compiled import CompiledSteps
 from fedmate.backends.networks import accelerate
 from fedmate.backends.precision import Precision
+from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     PER_CLIENT,
     ClientData,
@@ -28,6 +29,7 @@ from fedmate.core import (
     Tree,
     Wire,
     fold,
+    leaves,
     make_key,
     stack,
     stack_clients,
@@ -35,6 +37,9 @@ from fedmate.core import (
     unstack,
 )
 from fedmate.core.local import steps_taken_by
+
+ALIKE: dict[Precision, float] = {"strict": 0.01, "tf32": 0.1, "bf16": 0.3}
+"""How far a trial round may lie from the loop's, relative to how far a round goes: rounding lets other pixels win."""
 
 
 class Structure(NamedTuple):
@@ -84,18 +89,26 @@ class Vectorised(Backend):
         self._moment: Tree | None = None
 
     @classmethod
-    def refusal(cls, method: Method, federation: Federation) -> str | None:
-        """Try a round of two unequal clients, where what vmap cannot map raises; refuse layers that padding changes."""
+    def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
+        """Try a round of two unequal clients, where what vmap cannot map raises, and hold it against the loop."""
         small = _two_clients(federation, method.setup.training.batch_size)
         key = make_key(0, federation.test.y.device)
+        start = method.init_server(method.setup.model.init_params(), 2, key)
         try:
-            server = method.init_server(method.setup.model.init_params(), 2, key)
-            cls(method, small, key).run_round(server, Round(0, (0, 1), evaluate=True))
+            mapped = cls(method, small, key, precision=precision)
+            found = mapped.run_round(start, Round(0, (0, 1), evaluate=True)).server
         except Exception as error:
             # Whatever a user's module raises under vmap; if it is the module's own fault, the loop raises it too.
             return (str(error).strip() or repr(error)).splitlines()[0]
         if method.setup.model.mixes_samples(small.clients[0].x):
             return "a layer mixes samples, so that padding would change what it computes"
+        loop = Sequential(method, small, key, precision=precision, workers=1)
+        expected = loop.run_round(start, Round(0, (0, 1), evaluate=False)).server
+        before = {"server": start, "clients": stack(loop.initial_clients())}
+        after = {"server": expected, "clients": stack(list(loop.clients))}
+        mapped_after = {"server": found, "clients": stack(list(mapped.clients))}
+        if _distance(mapped_after, after) > ALIKE[precision] * _distance(after, before):
+            return "it computes something else with padded clients; losses must leave out what `batch.mask` leaves out"
         return None
 
     @property
@@ -127,7 +140,13 @@ class Vectorised(Backend):
             return {"outcome": outcome._asdict(), "clients": self._stack}
 
         moment = {"participants": self.participants(task), "round": scalar(task.number, self.key)}
-        outputs = self._replays.run(structure, compute, {"server": server, "clients": self._stack, "moment": moment})
+        before = self._stack
+        try:
+            outputs = self._replays.run(structure, compute, {"server": server, "clients": before, "moment": moment})
+        except BaseException:
+            # A round that breaks off leaves nothing behind.
+            self._stack = before
+            raise
         self._stack = outputs["clients"]
         return Outcome(**outputs["outcome"]), self._messages[structure]
 
@@ -227,6 +246,17 @@ class Unstacked(Sequence[Tree]):
 def _with_rows(stacked: Tree, ids: Tensor, rows: Tree) -> Tree:
     """Replace some clients of a stack; who holds the old stack keeps it."""
     return tree_map(lambda leaf, new: leaf.index_copy(0, ids, new), stacked, rows)
+
+
+def _distance(one: Tree, other: Tree) -> float:
+    """Return how far two trees lie apart, in what is a number in both."""
+
+    def squares(a: Tensor, b: Tensor) -> Tensor:
+        apart = (a.double() - b.double()) if a.is_floating_point() else torch.zeros((), device=a.device).double()
+        return apart.nan_to_num(0, 0, 0).square().sum()
+
+    found = list(leaves(tree_map(squares, one, other)))
+    return float(torch.stack(found).sum().sqrt()) if found else 0.0
 
 
 def _two_clients(federation: Federation, batch_size: int) -> Federation:

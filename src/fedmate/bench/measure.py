@@ -23,7 +23,7 @@ from fedmate.errors import UserError
 WARM_UP = 3
 """Rounds before those that count: the first compiles, the second is captured, the third replayed."""
 
-ENOUGH = 10.0
+ENOUGH = 60.0
 """Seconds after which no further round is spent on warming up a CPU, which captures nothing."""
 
 FEWEST, LONGEST = 3, 30.0
@@ -116,7 +116,7 @@ class BackendRunner(Runner):
         method, federation = make_method(case), make_federation(case)
         self.name = case.runner if case.runner != AUTO else _decide(method, federation)
         backend, key = BACKENDS[self.name], make_randomness(case)
-        reason = backend.refusal(method, federation)
+        reason = backend.refusal(method, federation, case.precision)
         if reason is not None:
             raise UserError(f"`{self.name}` cannot run `{case.network}`: {reason}.")
         self._backend = backend(method, federation, key, precision=case.precision)

@@ -126,7 +126,15 @@ def combine(found: Sequence[Results]) -> Results:
     for other in found[1:]:
         if other.about.get("hardware") != first.about.get("hardware"):
             raise UserError("`--show` got files of different machines, which cannot be compared; show them one by one.")
-    return Results(first.about, first.roofline, [row for each in found for row in each.rows])
+        if _versions(other) != _versions(first):
+            raise UserError("`--show` got files of different versions, which cannot be compared; show them one by one.")
+    # A file that is given twice says nothing new.
+    return Results(first.about, first.roofline, list(dict.fromkeys(row for each in found for row in each.rows)))
+
+
+def _versions(results: Results) -> dict[str, Any]:
+    """Return the versions of all that has to do with speed; a commit says less than that it is another."""
+    return {name: version for name, version in dict(results.about["versions"]).items() if name != "commit"}
 
 
 def describe(device: str, repeat: int) -> dict[str, Any]:

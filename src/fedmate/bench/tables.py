@@ -19,7 +19,7 @@ NOTES = (
     "samples/s: clients x samples x epochs, the samples that extractors are trained on; other passes are not counted.",
     "first s: to make ready and run the first round. peak MB: of tensors on a GPU, of the process on a CPU.",
     "roofline: the least time that the training steps would take at the measured peaks, by the time taken.",
-    "x plain: how many times faster than a plain PyTorch loop of the same precision, quickest round to quickest.",
+    "x plain: how many times faster than a plain PyTorch loop of the same precision, median to median.",
 )
 
 
@@ -125,13 +125,13 @@ def _measures(results: Results, row: Row) -> list[str]:
 def _times_plain(results: Results, row: Row) -> float | None:
     """Return how many times faster than the plain loop a row is, if that was measured, too."""
     plain = [
-        other.timing.quickest
+        other.timing.milliseconds
         for other in results.rows
         if other.timing
         and other.case.runner == "plain_loop"
         and (other.case.work, other.case.precision) == (row.case.work, row.case.precision)
     ]
-    return min(plain) / row.timing.quickest if plain and row.timing else None
+    return min(plain) / row.timing.milliseconds if plain and row.timing else None
 
 
 def _number(milliseconds: float) -> str:

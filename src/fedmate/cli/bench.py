@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedmate.bench.results import Results, Row
 
 LIMIT = 600.0
+MOST_ROUNDS, DAY = 10_000, 86_400
 """Seconds that a case may take."""
 
 WIDEST = 400
@@ -62,14 +63,21 @@ def bench(
     from fedmate.experiment.build import decide_device
     from fedmate.experiment.config import parse_set
 
-    for name, number in (("--repeat", repeat), ("--limit", limit)):
-        if not number >= 1:
-            raise UserError(f"`{name}` is {number}; set it to at least 1.")
+    for name, number, most in (("--repeat", repeat, MOST_ROUNDS), ("--limit", limit, DAY)):
+        if not 1 <= number <= most:
+            raise UserError(f"`{name}` is {number}; set it between 1 and {most}.")
     _check_files(out, plot)
     if show:
         if out is not None:
             raise UserError("`--out` is given with `--show`, which measures nothing; leave one of them out.")
-        _present(combine([Results.load(path) for path in show]), plot, markdown)
+        try:
+            _present(combine([Results.load(path) for path in show]), plot, markdown)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            reason = f"{type(error).__name__}: {one_line(str(error))}"
+            raise UserError(
+                f"`--show` got `{show[0]}`, whose content makes no sense ({reason}); give a file that `fedmate bench "
+                "--out` wrote."
+            ) from None
         return
     where = decide_device(device)
     choice = Choice(method or (), backend or (), precision or (), parse_set(set_ or []).values)

@@ -22,7 +22,7 @@ from fedmate.core.layers import (
 )
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree
-from fedmate.core.unmapped import lay_out
+from fedmate.core.unmapped import is_unmapped, lay_out
 from fedmate.errors import UserError
 
 SMALL = 4_000_000
@@ -89,6 +89,7 @@ class Model:
         statistics = (layer.running_mean for layer in network.modules() if isinstance(layer, MaskedBatchNorm))
         self._reads_batches = any(mean is None for mean in statistics)
         self._is_small = self.extractor_size <= SMALL
+        self._reads_channels_last: bool | None = None
         self._local = threading.local()
 
     def init_params(self) -> Tree:
@@ -169,9 +170,29 @@ class Model:
         # updates in place from reaching into the caller's tree.
         buffers = {name: b.clone() for name, b in params["buffers"].items()} if train else params["buffers"]
         tensors = {**params["extractor"], **buffers}
-        x = lay_out(x, x.dtype) if self._is_small else x.contiguous()
-        z = self._call(self._skeletons()[train][0], tensors, x, tied=self._tied)
+        z = self._call(self._skeletons()[train][0], tensors, self._laid_out(x), tied=self._tied)
         return z, {name: tensors[name].detach() for name in buffers} if train else buffers
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """Return images as this network reads them fastest, of the layouts that it can read."""
+        if x.dim() != 4 or not is_unmapped():
+            return x
+        if self._reads_channels_last is None:
+            self._reads_channels_last = self._is_small and self._try_channels_last(x[:2])
+        return lay_out(x, x.dtype) if self._reads_channels_last else x.contiguous()
+
+    def _try_channels_last(self, x: Tensor) -> bool:
+        """Tell whether the network takes images laid out so: a `view` in its `forward` does not."""
+        params, ids = self.init_params(), torch.arange(len(x), device=x.device)
+        batch = Batch(x, ids, torch.ones_like(ids, dtype=torch.bool), ids, make_key(0, x.device))
+        for train in (False, True):
+            tensors = {**params["extractor"], **{name: b.clone() for name, b in params["buffers"].items()}}
+            with torch.no_grad(), sample_context(batch):
+                try:
+                    self._call(self._skeletons()[train][0], tensors, lay_out(x, x.dtype), tied=self._tied)
+                except RuntimeError:
+                    return False
+        return True
 
     def classify(self, params: Tree, z: Tensor) -> Tensor:
         """Return the logits `[samples, classes]` of features `z`."""

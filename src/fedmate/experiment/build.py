@@ -66,6 +66,8 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     method = make_method(experiment, card, given, initial)
     method.setup.model.check(first_samples(federation, 2), federation.num_classes)
     notes = [*arrays.notes, *_notes(experiment, federation)]
+    if general.device == "cpu" and general.precision == "bf16":
+        notes.append("`precision` is `bf16`, but a CPU multiplies numbers as they are.")
     late = sorted(method.wire(0).down - method.wire(general.rounds).down)
     if late:
         notes.append(
@@ -73,11 +75,21 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
             "shows each client's own."
         )
     name = decide_backend(general.backend, method, federation)
-    reason = BACKENDS[name].refusal(method, federation)
+    reason = BACKENDS[name].refusal(method, federation, general.precision)
     if reason is not None:
         notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")
         name = "sequential"
-    backend = BACKENDS[name](method, federation, key, chunk_size=general.chunk_size, precision=general.precision)
+    backend = BACKENDS[name](
+        method,
+        federation,
+        key,
+        chunk_size=general.chunk_size,
+        precision=general.precision,
+        compile=general.compile,
+    )
+    # What it notices later is told when it does.
+    notes += backend.notes
+    backend.notes.clear()
     return Built(experiment.with_general(backend=name), method, federation, backend, card, dealt, notes)
 
 

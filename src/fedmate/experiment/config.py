@@ -51,7 +51,7 @@ class General:
     device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one")
     dtype: Literal["float32", "float64"] = option("float32", "precision of data and parameters")
     precision: Literal["strict", "tf32", "bf16"] = option(
-        "tf32", "how a GPU multiplies float32 numbers: as they are, rounded to 10 bits, or to 7"
+        "tf32", "how a GPU multiplies: `strict`, numbers as they are; `tf32`, rounded to 10 bits; `bf16`, to 7"
     )
     compile: bool = option(False, "let torch.compile fuse a GPU's training steps: for long runs without fused kernels")
 
