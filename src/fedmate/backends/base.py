@@ -213,7 +213,9 @@ class Backend(ABC):
     def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
         """Do a round's work on the device without reading anything back."""
         cohort = self.train(server, task)
-        proposed = self.method.aggregate(server, cohort.uploads, self.participants(task), cohort.valid)
+        # The server's products are few, and everybody builds on them.
+        with arithmetic("strict", self.key.device):
+            proposed = self.method.aggregate(server, cohort.uploads, self.participants(task), cohort.valid)
         finite = all_finite(proposed)
         server = where(finite, proposed, server)
         views, newcomers = Tree(), Tree()
