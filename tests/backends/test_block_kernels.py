@@ -7,10 +7,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from tests.backends.plain_kernels import PlainKernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.backends.blocks import Block, PlainKernels
+from fedmate.backends.blocks import Block
 from fedmate.backends.precision import arithmetic
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,11 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from tests.backends.plain_kernels import PlainKernels
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
-from fedmate.backends.blocks import GroupedKernels, Kernels, PlainKernels, PooledConvolution, fuse
+from fedmate.backends.blocks import GroupedKernels, Kernels, PooledConvolution, fuse
 from fedmate.models import MODELS
 
 CLIENTS, SAMPLES = 3, 4

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.backends.plain_kernels import PlainKernels
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedmate.backends.blocks import Block, Gradients, Kernels, PlainKernels, Pooled
+from fedmate.backends.blocks import Block, Gradients, Kernels, Pooled
 from fedmate.backends.networks import accelerate, computed_with
 from fedmate.backends.precision import arithmetic
 from fedmate.core import ClientData, Federation, Model, Setup, Training, client_data

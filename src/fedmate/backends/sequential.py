@@ -66,7 +66,7 @@ class Sequential(Backend):
         # One pool for the whole run: a model keeps a copy of its modules for every thread it meets.
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self._states = tuple(self.initial_clients())
-        if compile:
+        if self.compile:
             self.notes.append("`compile` is set, but only the back end `vectorised` compiles steps.")
 
     @classmethod

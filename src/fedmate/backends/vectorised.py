@@ -79,8 +79,8 @@ class Vectorised(Backend):
         """Stack the clients' data and initial states."""
         super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision, compile=compile)
         self.method, fused = accelerate(method, federation, precision, self.notes.append)
-        self._steps = CompiledSteps(torch.compile, self.notes.append) if compile and not fused else None
-        if compile and fused:
+        self._steps = CompiledSteps(torch.compile, self.notes.append) if self.compile and not fused else None
+        if self.compile and fused:
             self.notes.append("`compile` is set, but kernels fuse this network already: its steps are not compiled.")
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)

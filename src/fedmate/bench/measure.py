@@ -97,11 +97,6 @@ class Timing:
         return statistics.median(self.cpu_ms)
 
     @property
-    def quickest(self) -> float:
-        """The milliseconds of the quickest round, which others on the machine have disturbed least."""
-        return min(self.rounds_ms)
-
-    @property
     def spread(self) -> float:
         """How far the slowest round lies from the quickest, as a share of the median."""
         return (max(self.rounds_ms) - min(self.rounds_ms)) / self.milliseconds
