@@ -126,7 +126,10 @@ def test_every_field_of_a_method_is_an_option_or_its_setup(method_name: str) -> 
 
 def test_presets_name_options_and_give_valid_values(method_name: str, make_lab: MakeLab) -> None:
     for preset in METHODS[method_name].presets.values():
-        assert vars(make_lab(method_name, "plain", **preset).method).items() >= preset.items()
+        assert preset.keys() <= {"method", "training"}
+        own = preset.get("method", {})
+        training = dataclasses.replace(BASE, **preset.get("training", {}))
+        assert vars(make_lab(method_name, "plain", training, **own).method).items() >= own.items()
 
 
 # -------------------- every option does something

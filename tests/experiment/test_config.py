@@ -200,6 +200,15 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
     assert options == {"classifier_epochs": 6, "classifier_learning_rate": 0.01, "tuning_epochs": 4}
 
 
+def test_a_methods_preset_reaches_training_beneath_what_its_layer_says() -> None:
+    training = resolved({"method": {"preset": "authors"}, "training": {"epochs": 3}}).training
+    assert training == Training(batch_size=10, epochs=3, learning_rate=0.01, momentum=0.5, weight_decay=1e-4)
+    given_up = resolved({"method": {"preset": "authors"}}, {"method": {"name": "fedper"}}).training
+    assert given_up == resolved({}).training
+    named_with_it = resolved({"method": {"name": "fedper"}}, {"method": {"name": "fedrep", "preset": "authors"}})
+    assert named_with_it.training.batch_size == 10
+
+
 def test_a_later_layer_overrides_a_preset() -> None:
     options = resolved({"method": {"preset": "authors"}}, {"method": {"classifier_epochs": 2}}).method.options
     assert (options["classifier_epochs"], options["classifier_learning_rate"]) == (2, 0.01)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -93,8 +93,11 @@ class Method(ABC):
     headline: ClassVar[str] = "pre"
     """The view that ranks this method: what it would deploy."""
 
-    presets: ClassVar[dict[str, dict[str, object]]] = {}
-    """Named groups of hyper-parameters."""
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
+    """Named groups of values, by section: its own hyper-parameters under `method`, others under `training`."""
+
+    bibtex: ClassVar[str] = ""
+    """The paper to cite, as an entry of BibTeX; empty where there is none."""
 
     setup: Setup
 

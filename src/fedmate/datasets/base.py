@@ -111,6 +111,9 @@ class Dataset(ABC):
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
     """Named settings that replace its defaults, by section."""
 
+    bibtex: ClassVar[str] = ""
+    """What to cite for it, as entries of BibTeX; empty where there is nothing."""
+
     def __post_init__(self) -> None:
         """Refuse options outside their limits."""
         check_options("dataset", type(self), vars(self))

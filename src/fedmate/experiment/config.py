@@ -105,6 +105,9 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
 COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
 """What every row of a section's table has in common: these options survive a change of name."""
 
+PRESETS: dict[str, Registry[Any]] = {"dataset": DATASETS, "method": METHODS}
+"""Whose rows have presets: named groups of values, by section."""
+
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
 
 
@@ -161,8 +164,9 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
         check_shape(layer)
+    for section, table in PRESETS.items():
+        layers = _with_presets(section, table, layers)
     dataset = _resolve_section("dataset", DATASETS, layers)
-    layers = _with_presets(layers)
     layers = [_defaults_of(dataset, layers), *layers]
     general: Values = {}
     for layer in layers:
@@ -176,9 +180,6 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")
     return Experiment(general=General(**general), training=Training(**training), dataset=dataset, **named)
-
-
-_PRESET = "the preset"
 
 
 def check_shape(layer: Layer) -> None:
@@ -210,20 +211,27 @@ def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:
     return Layer(f"the data set `{dataset.name}`", kept)
 
 
-def _with_presets(layers: Sequence[Layer]) -> list[Layer]:
-    """Add the values of the data set's presets, each beneath the layer that asks for it."""
-    name, spread = DEFAULT_NAMES["dataset"], list[Layer]()
+def _with_presets(section: str, table: Registry[Any], layers: Sequence[Layer]) -> list[Layer]:
+    """Add what the presets of a data set or a method say of all sections, each beneath the layer that asks for it."""
+    name, spread = DEFAULT_NAMES[section], list[Layer]()
     for layer in layers:
-        given = layer.values.get("dataset", {})
+        given = dict(layer.values.get(section, {}))
         if given.get("name", name) != name:
             name = given["name"]
-            spread = [lower for lower in spread if not lower.source.startswith(_PRESET)]
+            spread = [lower for lower in spread if not lower.source.startswith(_preset_of(section))]
         if "preset" in given:
-            presets = lookup("dataset", DATASETS, name, layer.source).presets
-            values = _preset("dataset", name, presets, given["preset"], layer.source)
-            spread.append(Layer(f"{_PRESET} `{given['preset']}` of `{name}`", values))
-        spread.append(layer)
+            presets = lookup(section, table, name, layer.source).presets
+            preset = given.pop("preset")
+            values = _preset(section, name, presets, preset, layer.source)
+            # Its own section is named, for the layer that names it lies above.
+            values[section] = {"name": name, **values.get(section, {})}
+            spread.append(Layer(f"{_preset_of(section)} `{name}`, `{preset}`", values))
+        spread.append(Layer(layer.source, {**layer.values, section: given}) if section in layer.values else layer)
     return spread
+
+
+def _preset_of(section: str) -> str:
+    return f"a preset of the {section}"
 
 
 def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]) -> Section:
@@ -236,11 +244,6 @@ def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]
         if chosen != name:
             options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
             name = chosen
-        if section == "method" and "preset" in given:
-            options |= _preset(section, name, cls.presets, given.pop("preset"), layer.source)
-        if section == "dataset":
-            # Its preset speaks about other sections and is spread over them.
-            given.pop("preset", None)
         options |= _typed(section, cls, given, layer.source)
     check_options(section, cls, options)
     spelled = {key: options.get(key, field.default) for key, field in options_of(cls).items()}

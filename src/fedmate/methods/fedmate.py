@@ -23,7 +23,7 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -62,9 +62,9 @@ NOT_NEGATIVE = Limits(at_least=0)
 class FedMate(Method):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        "authors": {"classifier_learning_rate": 0.1},
-        "tuned": {"classifier_learning_rate": 0.02},
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        "authors": {"method": {"classifier_learning_rate": 0.1}},
+        "tuned": {"method": {"classifier_learning_rate": 0.02}},
     }
 
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", NOT_NEGATIVE)

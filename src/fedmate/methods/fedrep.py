@@ -11,7 +11,7 @@ that momentum and weight decay cannot move the frozen part; weight decay on bias
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor
 
@@ -41,10 +41,13 @@ from fedmate.core import (
 class FedRep(Method):
     """Federated learning of a shared representation."""
 
-    presets: ClassVar[dict[str, dict[str, object]]] = {
-        "authors": {"classifier_epochs": 10, "classifier_learning_rate": 0.01},
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        "authors": {
+            "method": {"classifier_epochs": 10, "classifier_learning_rate": 0.01},
+            "training": {"batch_size": 10, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 1e-4},
+        },
         # Chosen on validation samples of digits, with the data set's preset `tuned`: benchmarks/tune_digits.py.
-        "tuned": {"classifier_learning_rate": 0.02},
+        "tuned": {"method": {"classifier_learning_rate": 0.02}},
     }
 
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", Limits(at_least=0))
