@@ -113,3 +113,15 @@ def test_trees_keep_their_types(precision: str, federation: Federation) -> None:
     dtypes = {leaf.dtype for result in run(backend) for leaf in result.server["extractor"].values()}
     assert dtypes == {torch.float32}
     assert backend.clients[0]["classifier"]["weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["strict", "tf32"])
+@pytest.mark.parametrize("name", ["cifar_cnn", "resnet18"])
+def test_networks_that_look_at_samples_one_by_one_are_not_refused(
+    name: str, precision: str, federation: Federation
+) -> None:
+    torch.manual_seed(0)
+    architecture = MODELS[name]()
+    model = Model(architecture.build((3, 32, 32), CLASSES).cuda(), classifier=architecture.classifier)
+    method = FedAvg(setup=Setup(model, CLASSES, 10, Training(batch_size=25, epochs=1)))
+    assert Vectorised.refusal(method, federation, precision) is None  # type: ignore[arg-type]
