@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit kills soak clean
+.PHONY: help demo test lint types unit kills soak results clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
@@ -29,6 +29,9 @@ kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume 
 
 soak: .venv/dev  ## the same at 200 random instants
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
+
+results: .venv/core  ## write docs/results.md from the records in results/
+	$(BIN)/python results/page.py
 
 .venv/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmate needs Python 3.11 or later: make PYTHON=python3.11 ...")'

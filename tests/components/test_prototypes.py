@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.prototypes import centre_loss, centred_loss, local_prototypes
+from fedmate.components.prototypes import centre_loss, centred_loss, local_prototypes, mix_prototypes
 from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal, pad
 from fedmate.core.layers import sample_context
 
@@ -46,6 +46,46 @@ def test_prototypes_leave_out_padding() -> None:
     params = network.init_params()
     padded = local_prototypes(network, params, pad(data, 9), CLASSES)
     assert_close(padded, local_prototypes(network, params, data, CLASSES), rtol=0, atol=1e-15)
+
+
+# -------------------- global prototypes
+
+
+def mixture(counts: list[list[int]], valid: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what clients send and what is made of it, class 3 being known from before."""
+    sent = normal(make_key(5), (len(counts), CLASSES, 3), torch.float64)
+    previous, known = normal(make_key(6), (CLASSES, 3), torch.float64), torch.tensor([False, False, False, True])
+    sent[~torch.tensor(valid)] = torch.nan
+    return previous, sent, *mix_prototypes(previous, known, sent, torch.tensor(counts), torch.tensor(valid))
+
+
+def test_prototypes_are_averaged_by_class_counts_over_valid_holders() -> None:
+    """The last client is not valid: neither its NaN nor its absurd counts, positive or negative, reach the average."""
+    absurd = 2**62
+    counts = [[3, 0, 5, 0], [1, 2, 0, 0], [absurd, -absurd, absurd, absurd]]
+    previous, sent, mixed, known = mixture(counts, [True, True, False])
+    assert_close(mixed[0], (3 * sent[0, 0] + sent[1, 0]) / 4)
+    assert_close(mixed[1:3], torch.stack([sent[1, 1], sent[0, 2]]))
+    assert torch.equal(mixed[3], previous[3])
+    assert known.tolist() == [True, True, True, True]
+
+
+def test_a_class_nobody_holds_keeps_its_prototype_known_or_not() -> None:
+    previous, _, mixed, known = mixture([[0, 0, 1, 0], [0, 4, 0, 0]], [True, True])
+    assert torch.equal(mixed[[0, 3]], previous[[0, 3]])
+    assert known.tolist() == [False, True, True, True]
+    nobody = mixture([[1, 1, 1, 1], [2, 2, 2, 2]], [False, False])
+    assert torch.equal(nobody[2], nobody[0])
+    assert nobody[3].tolist() == [False, False, False, True]
+
+
+def test_what_a_client_sends_of_a_class_it_does_not_hold_is_left_out() -> None:
+    sent = torch.full((2, CLASSES, 3), torch.nan)
+    sent[0, 0], sent[1, 1] = 1.0, 2.0
+    counts = torch.tensor([[5, 0, 0, 0], [0, 5, 0, 0]])
+    nothing = torch.zeros(CLASSES, 3), torch.zeros(CLASSES, dtype=torch.bool)
+    mixed, _ = mix_prototypes(*nothing, sent, counts, torch.ones(2, dtype=torch.bool))
+    assert mixed[:, 0].tolist() == [1.0, 2.0, 0.0, 0.0]
 
 
 # -------------------- centre loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedmate.components.scrutiny import size_view
 from fedmate.core.data import Batch, ClientData, class_means
 from fedmate.core.local import Objective, cross_entropy
 from fedmate.core.measure import all_features
@@ -20,6 +21,29 @@ def local_prototypes(
     With a `key` they are those of samples varied as in training.
     """
     return class_means(all_features(model, params, data, key), data.y, data.mask, num_classes)
+
+
+def mix_prototypes(
+    previous: Tensor, known: Tensor, sent: Tensor, counts: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Average the clients' prototypes of each class over the valid clients that hold it, weighted by their counts.
+
+    Args:
+        previous: the global prototypes so far, `[classes, width]`; a class nobody holds keeps its own.
+        known: which of them somebody has sent, `[classes]`.
+        sent: P_ik, `[clients, classes, width]`; whatever a client sends of a class it does not hold is left out.
+        counts: n_ik, `[clients, classes]`.
+        valid: which clients count, `[clients]`; the rows of the others may hold anything.
+
+    Returns:
+        The prototypes and which are known now.
+    """
+    counts = counts.masked_fill(~valid[:, None], 0)
+    holders = counts > 0
+    held = holders.any(0)
+    # Chosen, not multiplied: 0 * NaN is NaN.
+    mean = (size_view(counts, sent.dtype)[..., None] * sent.masked_fill(~holders[..., None], 0)).sum(0)
+    return torch.where(held[:, None], mean, previous), known | held
 
 
 def centre_loss(z: Tensor, batch: Batch, centres: Tensor, centred: Tensor) -> Tensor:

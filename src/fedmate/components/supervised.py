@@ -6,16 +6,19 @@ from torch import Tensor
 
 from fedmate.core.data import ClientData, batches
 from fedmate.core.frozen import classifier_loss, frozen_batches
-from fedmate.core.local import fit, supervised_loss
+from fedmate.core.local import Objective, fit, supervised_loss
 from fedmate.core.method import Setup
 from fedmate.core.tree import Tree
 
 
-def train_together(setup: Setup, params: Tree, data: ClientData, key: Tensor) -> Tree:
-    """Train extractor and classifier together for a round's epochs."""
+def train_together(
+    setup: Setup, params: Tree, data: ClientData, key: Tensor, objective: Objective | None = None
+) -> Tree:
+    """Train extractor and classifier together for a round's epochs, on cross-entropy or on another objective."""
     training = setup.training
     steps = batches(data, training.batch_size, training.epochs, key)
-    return fit(supervised_loss(setup.model), params, steps, training.optimiser(), ("extractor", "classifier"))
+    wanted = objective or supervised_loss(setup.model)
+    return fit(wanted, params, steps, training.optimiser(), ("extractor", "classifier"))
 
 
 def tune_classifier(setup: Setup, params: Tree, data: ClientData, epochs: int, key: Tensor) -> Tree:

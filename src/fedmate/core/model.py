@@ -113,6 +113,14 @@ class Model:
         other._extractor, other._autocast, other._local = change(self._extractor), autocast, threading.local()
         return other
 
+    def with_classifier(self, *layers: nn.Module) -> Model:
+        """Return this model with other last layers: the very last is its classifier, the extractor has the rest."""
+        module = self.to_module(self.init_params())
+        parent, _, name = self._classifier.rpartition(".")
+        like = next(iter(self._initial["classifier"].values()))
+        setattr(module.get_submodule(parent), name, nn.Sequential(*layers).to(like))
+        return Model(module, classifier=f"{self._classifier}.{len(layers) - 1}", buffers=self.buffer_policy)
+
     def to_module(self, params: Tree) -> nn.Module:
         """Return the module as the user wrote it, with these parameters, in evaluation mode."""
         module = copy.deepcopy(self._original)

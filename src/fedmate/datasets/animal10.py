@@ -48,6 +48,13 @@ class Animal10(ImageDataset):
 
     reading: ClassVar[tuple[str, ...]] = ("size", "skip_bad", "split_seed")
 
+    bibtex: ClassVar[str] = """@misc{animals10,
+  title = {{Animals-10}},
+  author = {{Corrado Alessio}},
+  howpublished = {Kaggle},
+  url = {https://www.kaggle.com/datasets/alessiocorrado99/animals10}
+}"""
+
     flip: bool = option(True, "mirror half of the training images")
     size: int = option(32, "pixels on each side, to which images are stretched", Limits(at_least=1, at_most=4096))
     skip_bad: bool = option(False, "leave out images that cannot be read")

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +119,13 @@ CIFAR100 = Layout(
 @dataclass(frozen=True, kw_only=True)
 class _Cifar(ImageDataset):
     """What both have in common."""
+
+    bibtex: ClassVar[str] = """@techreport{cifar2009,
+  title = {Learning Multiple Layers of Features from Tiny Images},
+  author = {Krizhevsky, Alex},
+  institution = {University of Toronto},
+  year = {2009}
+}"""
 
     crop: int = option(4, "random crops after padding by that many pixels; 0 is off", Limits(at_least=0, at_most=64))
     flip: bool = option(True, "mirror half of the training images")

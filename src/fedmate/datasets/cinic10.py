@@ -38,6 +38,13 @@ class Cinic10(ImageDataset):
 
     reading: ClassVar[tuple[str, ...]] = ("skip_bad",)
 
+    bibtex: ClassVar[str] = """@article{cinic2018,
+  title = {{CINIC-10} Is Not {ImageNet} or {CIFAR-10}},
+  author = {Darlow, Luke N. and Crowley, Elliot J. and Antoniou, Antreas and Storkey, Amos J.},
+  journal = {arXiv preprint arXiv:1810.03505},
+  year = {2018}
+}"""
+
     crop: int = option(4, "random crops after padding by that many pixels; 0 is off", Limits(at_least=0, at_most=64))
     flip: bool = option(True, "mirror half of the training images")
     skip_bad: bool = option(False, "leave out images that cannot be read")

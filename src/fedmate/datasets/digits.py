@@ -27,6 +27,14 @@ class Digits(Dataset):
     # Chosen on validation samples: benchmarks/tune_digits.py.
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"tuned": {"training": {"learning_rate": 0.2}}}
 
+    bibtex: ClassVar[str] = """@misc{digits1998,
+  title = {Optical Recognition of Handwritten Digits},
+  author = {Alpaydin, E. and Kaynak, C.},
+  howpublished = {UCI Machine Learning Repository},
+  year = {1998},
+  doi = {10.24432/C50P49}
+}"""
+
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
         """Few samples for each client, whatever the partition: the rest is the test split."""

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 from fedmate.datasets.base import Normalisation
 from fedmate.datasets.bundle import read_file
@@ -103,6 +103,16 @@ class _MnistLike(ImageDataset):
 class Mnist(_MnistLike):
     """MNIST: handwritten digits, 28 x 28 pixels."""
 
+    bibtex: ClassVar[str] = r"""@article{mnist1998,
+  title = {Gradient-Based Learning Applied to Document Recognition},
+  author = {LeCun, Yann and Bottou, L{\'e}on and Bengio, Yoshua and Haffner, Patrick},
+  journal = {Proceedings of the IEEE},
+  volume = {86},
+  number = {11},
+  pages = {2278--2324},
+  year = {1998}
+}"""
+
     @property
     def layout(self) -> Layout:
         """How it is published."""
@@ -113,6 +123,13 @@ class Mnist(_MnistLike):
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(_MnistLike):
     """Fashion-MNIST: pictures of ten kinds of clothes, 28 x 28 pixels."""
+
+    bibtex: ClassVar[str] = """@article{fashionmnist2017,
+  title = {{Fashion-MNIST}: a Novel Image Dataset for Benchmarking Machine Learning Algorithms},
+  author = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
+  journal = {arXiv preprint arXiv:1708.07747},
+  year = {2017}
+}"""
 
     @property
     def layout(self) -> Layout:

@@ -9,7 +9,7 @@ Deviations: momentum and weight decay as in the shared protocol; buffers follow 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -33,6 +33,16 @@ from fedmate.core import (
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
     """Federated averaging of the whole model."""
+
+    bibtex: ClassVar[str] = r"""@inproceedings{fedavg2017,
+  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Ag{\"u}era y Arcas}, Blaise},
+  booktitle = {Proceedings of the 20th International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  series = {Proceedings of Machine Learning Research},
+  volume = {54},
+  pages = {1273--1282},
+  year = {2017}
+}"""
 
     tuning_epochs: int = option(
         5, "epochs of the `classifier_tuned` view: the global model, its classifier fine-tuned", Limits(at_least=0)

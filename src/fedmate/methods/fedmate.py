@@ -67,6 +67,16 @@ class FedMate(Method):
         "tuned": {"method": {"classifier_learning_rate": 0.02}},
     }
 
+    bibtex: ClassVar[str] = """@inproceedings{fedmate2025,
+  title = {Choice Outweighs Effort: Facilitating Complementary Knowledge Fusion in Federated Learning
+    via Re-calibration and Merit-discrimination},
+  author = {Yang, Ming and Li, Dongrun and Wang, Xin and Yu, Xiaoyang and Wu, Xiaoming and He, Shibo},
+  booktitle = {European Conference on Artificial Intelligence (ECAI)},
+  series = {Frontiers in Artificial Intelligence and Applications},
+  year = {2025},
+  doi = {10.3233/FAIA251150}
+}"""
+
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", NOT_NEGATIVE)
     classifier_learning_rate: float = option(0.1, "step size of those passes", NOT_NEGATIVE)
     centre_weight: float = option(0.8, "weight of the centre loss (lambda_e); 0 is off", NOT_NEGATIVE)

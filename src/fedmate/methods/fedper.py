@@ -8,7 +8,7 @@ Deviations: momentum and weight decay as in the shared protocol; buffers follow 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -32,6 +32,13 @@ from fedmate.core import (
 @dataclass(frozen=True, kw_only=True)
 class FedPer(Method):
     """Federated averaging with personal last layers, trained together with the shared ones."""
+
+    bibtex: ClassVar[str] = """@article{fedper2019,
+  title = {Federated Learning with Personalization Layers},
+  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
+  journal = {arXiv preprint arXiv:1912.00818},
+  year = {2019}
+}"""
 
     personal_layers: int = option(
         1, "how many of the last layers stay with the client (K_P); 0 is FedAvg", Limits(at_least=0)

@@ -1,0 +1,109 @@
+"""Ditto: each client trains a model of its own that is drawn to the federation's, which is FedAvg's.
+
+Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+
+Deviations:
+- both models are trained for the round's epochs, on the same batches; the authors take a few steps on them in turn (two
+  on Fashion-MNIST, which is the setting of the preset `authors`: one epoch is the least that can be said here);
+- the average is weighted by size; the authors' code takes the plain one of clients drawn by size;
+- lambda is the same for all clients; the authors can also let each choose its own on validation samples;
+- momentum and weight decay as in the shared protocol, for both models;
+- a client whose personal model diverges is left out of the average, too;
+- the common model's buffers follow the model's declaration, those of a personal model stay with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.proximal import proximal_loss
+from fedmate.components.supervised import train_together
+from fedmate.core import (
+    MODEL_PARTS,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Tree,
+    Wire,
+    batches,
+    fit,
+    num_samples,
+    option,
+    select,
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Method):
+    """Personal models that are drawn to the average model."""
+
+    headline: ClassVar[str] = "post"
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        "authors": {
+            "method": {"proximal_weight": 1.0},
+            "training": {"batch_size": 16, "epochs": 1, "learning_rate": 0.05, "momentum": 0.0, "weight_decay": 0.0},
+        },
+    }
+
+    bibtex: ClassVar[str] = """@inproceedings{ditto2021,
+  title = {Ditto: Fair and Robust Federated Learning Through Personalization},
+  author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
+  booktitle = {Proceedings of the 38th International Conference on Machine Learning},
+  pages = {6357--6368},
+  year = {2021}
+}"""
+
+    proximal_weight: float = option(
+        1.0, "how strongly personal models are drawn to the average (lambda); 0 is Local", Limits(at_least=0)
+    )
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the common model."""
+        return params
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its own model, and its buffers of the common one in case they are private."""
+        return {"personal": params, **select(params, ("buffers",))}
+
+    def wire(self, round_number: int) -> Wire:
+        """The common model crosses both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the common model."""
+        return select(server, MODEL_PARTS)
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the received model as FedAvg does, and the own one near what was received."""
+        training = self.setup.training
+        common = train_together(self.setup, {**select(client, ("buffers",)), **download}, data, key)
+        personal = fit(
+            proximal_loss(self.setup.model, download, self.proximal_weight),
+            client["personal"],
+            batches(data, training.batch_size, training.epochs, key),
+            training.optimiser(),
+            ("extractor", "classifier"),
+        )
+        kept = {"personal": personal, **select(common, ("buffers",))}
+        return LocalResult(kept, {**common, "num_samples": num_samples(data)}, personal, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the common models by n_i."""
+        return mix_by_size(server, uploads, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds its own model."""
+        personal: Tree = client["personal"]
+        return personal
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The average."""
+        return select(server, MODEL_PARTS)

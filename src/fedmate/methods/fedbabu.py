@@ -1,0 +1,133 @@
+"""FedBABU: clients train the extractor below a classifier that nobody trains, and tune a copy of both before use.
+
+Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
+The view `global`, the averaged extractor with the classifier of the beginning, is the paper's initial accuracy; `pre`,
+the same after fine-tuning, its personalised one.
+
+Deviations:
+- fine-tuning has the learning rate of training unless `tuning_learning_rate` is given (the authors' is in the preset
+  `authors`), and momentum and weight decay as in the shared protocol;
+- it starts from the model of the round, not from that of the best round on test samples;
+- the average is weighted by size; the authors' code takes the plain one;
+- the learning rate does not fall in the course of rounds;
+- the classifier is really frozen; the authors' code trains it with learning rate 0, the same without weight decay;
+- buffers follow the model's declaration; the authors' networks have BatchNorm without running statistics (`dropped`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.supervised import train_together, tune_classifier
+from fedmate.core import (
+    MODEL_PARTS,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Model,
+    Setup,
+    Tree,
+    Wire,
+    batches,
+    fit,
+    num_samples,
+    option,
+    select,
+    supervised_loss,
+)
+from fedmate.errors import UserError
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(Method):
+    """Federated averaging of the extractor, below a fixed classifier, with fine-tuning before use."""
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        # Epochs are left as they are: the authors try several numbers and keep their product with the rounds at 320.
+        "authors": {
+            "method": {"tuning_epochs": 5, "tuning_learning_rate": 1e-3},
+            "training": {"batch_size": 50, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+        },
+    }
+
+    bibtex: ClassVar[str] = """@inproceedings{fedbabu2022,
+  title = {{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
+  author = {Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
+  booktitle = {International Conference on Learning Representations},
+  year = {2022}
+}"""
+
+    tuning_epochs: int = option(5, "epochs of fine-tuning, of `pre` and `classifier_tuned`", Limits(at_least=0))
+    tuning_learning_rate: float | None = option(
+        None, "step size of fine-tuning; none: that of training", Limits(at_least=0)
+    )
+
+    def prepare(self, model: Model) -> Model:
+        """Refuse a classifier through which no extractor could learn."""
+        weight = model.init_params()["classifier"].get("weight")
+        if weight is not None and not weight.any():
+            raise UserError(
+                "`model` starts with a classifier of zeros, and `fedbabu` never trains it, so that the extractor would "
+                "learn nothing; initialise it at random."
+            )
+        return model
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the common model; its classifier never changes and is never sent."""
+        return params
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps the classifier it was given, and its buffers in case they are private."""
+        return select(params, ("classifier", "buffers"))
+
+    def wire(self, round_number: int) -> Wire:
+        """The extractor crosses both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the extractor."""
+        return select(server, ("extractor", "buffers"))
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the received extractor, the classifier frozen."""
+        model, training = self.setup.model, self.setup.training
+        steps = batches(data, training.batch_size, training.epochs, key)
+        received = self.personal_params(client, download)
+        params = fit(supervised_loss(model), received, steps, training.optimiser(), ("extractor",))
+        upload = {**select(params, ("extractor", "buffers")), "num_samples": num_samples(data)}
+        return LocalResult(select(params, ("classifier", "buffers")), upload, params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the extractors by n_i."""
+        return mix_by_size(server, uploads, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received extractor and the common classifier."""
+        return {**client, **download}
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The average, with the common classifier."""
+        return select(server, MODEL_PARTS)
+
+    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
+        """Fine-tune the whole network."""
+        return train_together(self._tuning, params, data, key)
+
+    def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+        """The received extractor with the classifier alone fine-tuned."""
+        params = self.personal_params(client, download)
+        return {"classifier_tuned": tune_classifier(self._tuning, params, data, self.tuning_epochs, key)}
+
+    @property
+    def _tuning(self) -> Setup:
+        """Training with the epochs and the learning rate of fine-tuning."""
+        training = self.setup.training
+        rate = training.learning_rate if self.tuning_learning_rate is None else self.tuning_learning_rate
+        return replace(self.setup, training=replace(training, epochs=self.tuning_epochs, learning_rate=rate))

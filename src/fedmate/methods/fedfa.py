@@ -1,0 +1,189 @@
+"""FedFA: features are drawn to common anchors, classifiers are calibrated on them.
+
+Zhou, Zhang and Tsang, "FedFA: Federated Learning with Feature Anchors to Align Features and Classifiers for
+Heterogeneous Data", IEEE Transactions on Mobile Computing, 2024 (not the FedFA of feature augmentation).
+
+Deviations, from the authors' code: an epoch's mean feature of a class is over the batches that contain the class, where
+that code divides by the number of all batches, which draws the anchors of rare classes to 0 (`divide_by`); the learning
+rate does not shrink from round to round; momentum and weight decay as in the shared protocol; clients draw different
+random numbers. As there, features are those of the training pass, before the step that they lead to; a client without
+a class returns the anchor it received, and counts with its size in the average of anchors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from fedmate.components.adam import Adam
+from fedmate.components.anchors import anchor_loss, calibration_loss, initial_anchors
+from fedmate.components.mixing import mix_by_size
+from fedmate.core import (
+    MODEL_PARTS,
+    Batch,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Model,
+    Tree,
+    Wire,
+    batches,
+    class_counts,
+    class_means,
+    cross_entropy,
+    gradient,
+    loop,
+    num_samples,
+    option,
+    select,
+    weighted_mean,
+    where,
+)
+
+TRAINED = ("extractor", "classifier")
+NOT_NEGATIVE = Limits(at_least=0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedFA(Method):
+    """Federated averaging with feature anchors: aligned features, calibrated classifiers."""
+
+    headline: ClassVar[str] = "post"
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        "authors": {
+            "method": {
+                "anchor_weight": 0.1,
+                "anchor_momentum": 0.5,
+                "calibration_learning_rate": 1e-3,
+                "divide_by": "all",
+            },
+            "training": {"batch_size": 64, "epochs": 5, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 1e-3},
+        }
+    }
+
+    bibtex: ClassVar[str] = """@article{fedfa2024,
+  title = {{FedFA}: Federated Learning with Feature Anchors to Align Features and Classifiers for Heterogeneous Data},
+  author = {Zhou, Tailin and Zhang, Jun and Tsang, Danny H. K.},
+  journal = {IEEE Transactions on Mobile Computing},
+  volume = {23},
+  number = {6},
+  pages = {6731--6742},
+  year = {2024}
+}"""
+
+    anchor_weight: float = option(0.1, "weight of the distance to the anchors (Lambda)", NOT_NEGATIVE)
+    anchor_momentum: float = option(
+        0.5, "how much of an anchor an epoch keeps; the rest is its mean feature", Limits(at_least=0, at_most=1)
+    )
+    calibration_learning_rate: float = option(
+        1e-3, "step size of Adam, which calibrates the classifier on the anchors; 0 is off", NOT_NEGATIVE
+    )
+    divide_by: Literal["own", "all"] = option(
+        "own", "a class's features are averaged over its own batches, or divided by all as in the authors' code"
+    )
+
+    def prepare(self, model: Model) -> Model:
+        """Ask for the width of the features: a classifier that is not one linear layer is refused there."""
+        _ = model.width
+        return model
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the model and the anchors."""
+        weight = params["classifier"]["weight"]
+        return {**params, "anchors": initial_anchors(self.setup.num_classes, weight.shape[1], key, weight.dtype)}
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its buffers, in case they are private; model and anchors are overwritten each round."""
+        return select(params, ("buffers",))
+
+    def wire(self, round_number: int) -> Wire:
+        """Model and anchors cross both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", "classifier", "anchors", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send model and anchors."""
+        return server
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the received model with the received anchors, and find where the client's own features lie."""
+        training, anchors = self.setup.training, download["anchors"]
+        params = self.personal_params(client, download)
+        state: Tree = {
+            "params": params,
+            "velocity": training.optimiser().init(select(params, TRAINED)),
+            "calibration": self._adam.init(params["classifier"]),
+        }
+        nothing = {"sums": torch.zeros_like(anchors), "divisors": torch.zeros_like(anchors[:, :1])}
+        own, present = anchors, class_counts(data, self.setup.num_classes) > 0
+        step, stream = self._step(anchors), batches(data, training.batch_size, training.epochs, key)
+        steps_of_epoch = -(-data.y.shape[0] // training.batch_size)
+        for _ in range(training.epochs):
+            state = loop(step, {**state, **nothing}, islice(stream, steps_of_epoch))
+            means = state["sums"] / state["divisors"].clamp(min=1)
+            moved = self.anchor_momentum * own + (1 - self.anchor_momentum) * means
+            own = torch.where(present[:, None], moved, own)
+        params = state["params"]
+        upload = {**params, "anchors": own, "num_samples": num_samples(data)}
+        return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average models and anchors by n_i."""
+        sizes = uploads["num_samples"].masked_fill(~valid, 0)
+        anchors = weighted_mean(select(uploads, ("anchors",)), sizes)
+        kept = where(sizes.sum() > 0, anchors, select(server, ("anchors",)))
+        return {**mix_by_size(server, uploads, valid), **kept}
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received model."""
+        return {**client, **select(download, MODEL_PARTS)}
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The average."""
+        return select(server, MODEL_PARTS)
+
+    @property
+    def _adam(self) -> Adam:
+        return Adam(self.calibration_learning_rate)
+
+    def _step(self, anchors: Tensor) -> Callable[[Tree, Batch], Tree]:
+        """Return a step of SGD on the whole model and one of Adam on the classifier, which also collects features."""
+        model, optimiser = self.setup.model, self.setup.training.optimiser()
+
+        def loss(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+            z, buffers = model.features(params, batch.x, train=True)
+            plain = cross_entropy(model.classify(params, z), batch.y, batch.counted)
+            return plain + self.anchor_weight * anchor_loss(z, batch, anchors), {"features": z, "buffers": buffers}
+
+        def step(state: Tree, batch: Batch) -> Tree:
+            params = state["params"]
+            variables = select(params, TRAINED)
+            gradients, found = gradient(lambda v: loss({**params, **v}, batch), variables)
+            variables, velocity = optimiser.step(variables, gradients, state["velocity"])
+            classifier, calibration = self._calibrate(variables["classifier"], anchors, state["calibration"])
+            means, counts = class_means(found["features"], batch.y, batch.mask, anchors.shape[0])
+            counted = counts > 0 if self.divide_by == "own" else torch.ones_like(counts)
+            return {
+                "params": {**params, **variables, "classifier": classifier, "buffers": found["buffers"]},
+                "velocity": velocity,
+                "calibration": calibration,
+                "sums": state["sums"] + means,
+                "divisors": state["divisors"] + counted[:, None],
+            }
+
+        return step
+
+    def _calibrate(self, classifier: Tree, anchors: Tensor, state: Tree) -> tuple[Tree, Tree]:
+        """Take a step of Adam on the anchors, each to be recognised as its class."""
+        if not self.calibration_learning_rate:
+            return classifier, state
+        gradients, _ = gradient(lambda v: (calibration_loss(self.setup.model, v, anchors), {}), classifier)
+        return self._adam.step(classifier, gradients, state)

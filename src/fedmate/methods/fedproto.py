@@ -1,0 +1,126 @@
+"""FedProto: clients keep their models and share class prototypes alone.
+
+Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+AAAI 2022.
+
+Deviations: the distance to a prototype is squared and averaged over the samples of a batch and the width, as in the
+authors' code; a client's prototypes are computed anew after training, in evaluation mode, where that code collects
+features while the model still changes in the last epoch; a class nobody of the round holds keeps its prototype; short
+batches are not dropped. The view `nearest_prototype` chooses among all known classes, not the client's own alone; it is
+written as a linear classifier, so a network whose classifier has no bias does not get it. Buffers stay with the client
+like the rest of its model, whatever is declared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from fedmate.components.prototypes import centred_loss, local_prototypes, mix_prototypes
+from fedmate.core import ClientData, Limits, LocalResult, Method, Model, Tree, Wire, batches, fit, option
+
+NEVER = -1e30
+"""The bias of a class that must not be chosen: below every logit, and finite in float32."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Method):
+    """Federated prototypes: personal models that agree on where the classes lie."""
+
+    headline: ClassVar[str] = "post"
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        # Of the authors' code; its commands for CIFAR-10 set a weight of 0.1.
+        "authors": {
+            "method": {"prototype_weight": 1.0, "weighting": "equal"},
+            "training": {"batch_size": 4, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 0.0},
+        }
+    }
+
+    bibtex: ClassVar[str] = """@inproceedings{fedproto2022,
+  title = {{FedProto}: Federated Prototype Learning across Heterogeneous Clients},
+  author = {Tan, Yue and Long, Guodong and Liu, Lu and Zhou, Tianyi and Lu, Qinghua and Jiang, Jing and Zhang, Chengqi},
+  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
+  volume = {36},
+  number = {8},
+  pages = {8432--8440},
+  year = {2022}
+}"""
+
+    prototype_weight: float = option(
+        1.0, "weight of the distance to the prototypes (lambda); 0 is Local", Limits(at_least=0)
+    )
+    weighting: Literal["size", "equal"] = option(
+        "size", "prototypes are averaged by class counts, or equally as in the authors' code"
+    )
+
+    def prepare(self, model: Model) -> Model:
+        """Ask for the width of the features: a classifier that is not one linear layer is refused there."""
+        _ = model.width
+        return model
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds prototypes, once somebody has sent them."""
+        weight = params["classifier"]["weight"]
+        classes = self.setup.num_classes
+        return {
+            "prototypes": weight.new_zeros(classes, weight.shape[1]),
+            "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
+        }
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its whole model."""
+        return params
+
+    def wire(self, round_number: int) -> Wire:
+        """Prototypes cross both ways."""
+        return Wire(down=frozenset({"prototypes", "known"}), up=frozenset({"prototypes", "class_counts"}))
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the prototypes."""
+        return server
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the client's own model towards the prototypes, by cross-entropy alone while there are none."""
+        model, training = self.setup.model, self.setup.training
+        objective = centred_loss(model, download["prototypes"], download["known"], self.prototype_weight)
+        steps = batches(data, training.batch_size, training.epochs, key)
+        params = fit(objective, client, steps, training.optimiser(), ("extractor", "classifier"))
+        prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)
+        upload = {"prototypes": prototypes, "class_counts": counts}
+        return LocalResult(client=params, upload=upload, params=params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the prototypes of each class over the clients that hold it."""
+        counts = uploads["class_counts"]
+        if self.weighting == "equal":
+            counts = (counts > 0).to(counts.dtype)
+        prototypes, known = mix_prototypes(server["prototypes"], server["known"], uploads["prototypes"], counts, valid)
+        return {"prototypes": prototypes, "known": known}
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds its own model."""
+        return client
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """There is no global model."""
+        return None
+
+    def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
+        """The client's extractor, each sample given to the nearest of the global prototypes."""
+        if set(client["classifier"]) != {"weight", "bias"}:
+            return {}
+        nearest = nearest_prototype(download["prototypes"], download["known"])
+        return {"nearest_prototype": {**client, "classifier": nearest}}
+
+
+def nearest_prototype(prototypes: Tensor, known: Tensor) -> Tree:
+    """Return the linear classifier whose largest logit is that of the nearest known prototype.
+
+    |z - P|^2 = |z|^2 - 2 (P z - |P|^2 / 2), and |z|^2 is the same for all classes.
+    """
+    return {"weight": prototypes, "bias": (-prototypes.square().sum(-1) / 2).masked_fill(~known, NEVER)}

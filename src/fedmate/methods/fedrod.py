@@ -1,0 +1,139 @@
+"""FedRoD: a generic classifier that forgets who trained it, and a personal one on top of it.
+
+Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
+Extractor and generic classifier minimise the balanced softmax (Ren et al., NeurIPS 2020), which takes a client's label
+distribution out of its logits; a personal classifier learns what is left, and disturbs neither.
+
+Deviations:
+- personal classifiers are linear and the client's own; there is no hyper-network that makes them from label counts;
+- the generic loss is the balanced softmax with exponent 1, not another of the paper's family of robust losses;
+- both losses take one step per batch, from one pass of the extractor, with one optimiser: that of the shared protocol;
+- a personal classifier starts at zero, so that a client that never trained holds the generic model;
+- logits of a linear layer add up as its parameters do, so that both classifiers become one layer; other classifiers are
+  refused;
+- a class the client lacks is left out of its softmax (log 0), by a mask: a client of one class has nothing to tell
+  about the generic model, and moves it by weight decay alone;
+- the average is weighted by size; buffers follow the model's declaration.
+
+There is no preset: the authors published no code, and what we could read of the paper does not settle the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.core import (
+    MODEL_PARTS,
+    Batch,
+    ClientData,
+    LocalResult,
+    Method,
+    Model,
+    Objective,
+    Tree,
+    Wire,
+    batches,
+    class_counts,
+    cross_entropy,
+    fit,
+    num_samples,
+    option,
+    select,
+    tree_map,
+)
+from fedmate.errors import UserError
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FedRoD(Method):
+    """A balanced generic classifier that is shared, and a personal one added to it."""
+
+    bibtex: ClassVar[str] = """@inproceedings{fedrod2022,
+  title = {On Bridging Generic and Personalized Federated Learning for Image Classification},
+  author = {Chen, Hong-You and Chao, Wei-Lun},
+  booktitle = {International Conference on Learning Representations},
+  year = {2022}
+}"""
+
+    balanced: bool = option(True, "balanced softmax for the generic classifier; off: plain cross-entropy")
+
+    def prepare(self, model: Model) -> Model:
+        """Refuse a classifier that is not one linear layer: the sum of two would be no such classifier."""
+        found = sorted(model.init_params()["classifier"])
+        if not {"weight"} <= set(found) <= {"weight", "bias"}:
+            raise UserError(
+                "`classifier` must be a single linear layer for `fedrod`, which adds two of them up; it has the "
+                f"parameters {', '.join(f'`{name}`' for name in found)}: name the last layer alone."
+            )
+        return model
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the generic model."""
+        return params
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its personal classifier, at first zero, and its buffers in case they are private."""
+        return {"personal": tree_map(torch.zeros_like, params["classifier"]), **select(params, ("buffers",))}
+
+    def wire(self, round_number: int) -> Wire:
+        """The generic model crosses both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the generic model."""
+        return select(server, MODEL_PARTS)
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the generic model and the personal classifier side by side."""
+        training = self.setup.training
+        params = fit(
+            self._objective(data, client["personal"]["weight"].dtype),
+            {**client, **download},
+            batches(data, training.batch_size, training.epochs, key),
+            training.optimiser(),
+            ("extractor", "classifier", "personal"),
+        )
+        upload = {**select(params, MODEL_PARTS), "num_samples": num_samples(data)}
+        return LocalResult(select(params, ("personal", "buffers")), upload, _added_up(params), diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the generic models by n_i."""
+        return mix_by_size(server, uploads, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received model, with its personal classifier added to the generic one."""
+        return _added_up({**client, **download})
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The generic model."""
+        return select(server, MODEL_PARTS)
+
+    def _objective(self, data: ClientData, dtype: torch.dtype) -> Objective:
+        """Return the sum of both losses; each reaches the parameters it is for, and no other."""
+        model, counts = self.setup.model, class_counts(data, self.setup.num_classes)
+        prior, lacking = counts.clamp(min=1).to(dtype).log(), counts == 0
+
+        def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+            z, buffers = model.features(params, batch.x, train=True)
+            logits = model.classify(params, z)
+            if self.balanced:
+                # Finite, where log 0 is not: nothing that is computed from it can become NaN, and exp of it is 0.
+                logits = (logits + prior).masked_fill(lacking, torch.finfo(dtype).min)
+            generic = cross_entropy(logits, batch.y, batch.counted)
+            fixed = {**params, "classifier": tree_map(torch.detach, params["classifier"])}
+            personal = cross_entropy(model.classify(_added_up(fixed), z.detach()), batch.y, batch.counted)
+            return generic + personal, buffers
+
+        return objective
+
+
+def _added_up(params: Tree) -> Tree:
+    """Return the personalised model: one layer whose logits are those of both classifiers together."""
+    return {**select(params, MODEL_PARTS), "classifier": tree_map(torch.add, params["classifier"], params["personal"])}

@@ -1,0 +1,164 @@
+"""MOON: clients train features that look like the global model's and not like their own of the last time.
+
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
+
+Deviations:
+- the features compared are those the classifier reads, without the projection of the paper unless `projection` is
+  `official`; the weight of the contrast is 1 unless set (the authors tune it, and take 5 on CIFAR-10);
+- a client without a previous model, in its first round whenever that is, trains on cross-entropy alone: the paper would
+  compare it with the initial model, the authors' code does as we do in round 0;
+- both models that are compared with run in evaluation mode; the last local model is the only previous one;
+- momentum and weight decay as in the shared protocol; buffers follow the model's declaration.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.supervised import train_together
+from fedmate.core import (
+    MODEL_PARTS,
+    Batch,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Model,
+    Objective,
+    Tree,
+    Wire,
+    cross_entropy,
+    num_samples,
+    option,
+    select,
+    supervised_loss,
+)
+from fedmate.core.measure import all_features
+
+PROJECTED = 256
+"""The width of the official projection."""
+
+SHORTEST = 1e-8
+"""The length below which a feature vector has no direction."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MOON(Method):
+    """Model-contrastive federated learning."""
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+        "authors": {
+            "method": {"contrastive_weight": 5.0, "temperature": 0.5, "projection": "official"},
+            "training": {"batch_size": 64, "epochs": 10, "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
+        }
+    }
+    bibtex: ClassVar[str] = """@inproceedings{moon2021,
+  title = {Model-Contrastive Federated Learning},
+  author = {Li, Qinbin and He, Bingsheng and Song, Dawn},
+  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  pages = {10713--10722},
+  year = {2021}
+}"""
+
+    contrastive_weight: float = option(1.0, "weight of the contrastive loss (mu); 0 is FedAvg", Limits(at_least=0))
+    temperature: float = option(0.5, "what cosines are divided by in that loss (tau)", Limits(above=0))
+    projection: Literal["none", "official"] = option(
+        "none", "compare features as they are, or `official`: add two layers, 256 wide, that the classifier reads"
+    )
+
+    def prepare(self, model: Model) -> Model:
+        """Put the projection between extractor and classifier."""
+        if self.projection == "none":
+            return model
+        width = model.width
+        # Another network, another projection: its weights come from the experiment's seed.
+        origin = model.init_params()["classifier"]["weight"].float().cpu().contiguous().numpy()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(origin))
+            hidden, projected = nn.Linear(width, width), nn.Linear(width, PROJECTED)
+            return model.with_classifier(hidden, nn.ReLU(), projected, nn.Linear(PROJECTED, self.setup.num_classes))
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the common model."""
+        return params
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps the extractor of its last round, once it had one, with its buffers."""
+        return _state(params, key.new_zeros((), dtype=torch.bool))
+
+    def wire(self, round_number: int) -> Wire:
+        """The model crosses both ways, and the client's size goes up."""
+        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the model."""
+        return select(server, MODEL_PARTS)
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the received model, its features drawn to those it came with and away from those of the last time."""
+        received = self.personal_params(client, download)
+        params = train_together(self.setup, received, data, key, self._objective(client, received, data))
+        upload = {**params, "num_samples": num_samples(data)}
+        return LocalResult(_state(params, torch.ones_like(client["has_previous"])), upload, params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Average the models by n_i."""
+        return mix_by_size(server, uploads, valid)
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received model."""
+        return {"buffers": client["previous"]["buffers"], **download}
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The average."""
+        return select(server, MODEL_PARTS)
+
+    def _objective(self, client: Tree, received: Tree, data: ClientData) -> Objective:
+        """Return cross-entropy plus the contrastive loss of a client that has a previous model."""
+        model = self.setup.model
+        if self.contrastive_weight == 0:
+            return supervised_loss(model)
+        look_global = _frozen_features(model, received, data)
+        look_previous = _frozen_features(model, client["previous"], data)
+
+        def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+            z, buffers = model.features(params, batch.x, train=True)
+            plain = cross_entropy(model.classify(params, z), batch.y, batch.counted)
+            cosines = torch.stack([_cosine(z, look(batch)) for look in (look_global, look_previous)], dim=-1)
+            # The right answer of two is the global model, which is the first.
+            contrast = cross_entropy(cosines / self.temperature, torch.zeros_like(batch.y), batch.counted)
+            contrast = torch.where(client["has_previous"], contrast, torch.zeros_like(contrast))
+            return plain + self.contrastive_weight * contrast, buffers
+
+        return objective
+
+
+def _state(params: Tree, has_previous: Tensor) -> Tree:
+    return {"previous": select(params, ("extractor", "buffers")), "has_previous": has_previous}
+
+
+def _frozen_features(model: Model, params: Tree, data: ClientData) -> Callable[[Batch], Tensor]:
+    """Return what gives the features of a batch in evaluation mode, computed once for all if they stay the same."""
+    if data.is_varied or model.reads_batches:
+        return lambda batch: model.features(params, batch.x)[0]
+    z = all_features(model, params, data)
+    return lambda batch: z[batch.ids]
+
+
+def _cosine(one: Tensor, other: Tensor) -> Tensor:
+    """Return the cosine of each pair of rows; 0, with a slope that stays small, where one has no direction."""
+    return (_direction(one) * _direction(other)).sum(-1)
+
+
+def _direction(z: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return z / length.masked_fill(length < SHORTEST, 1)

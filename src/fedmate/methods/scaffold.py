@@ -1,0 +1,165 @@
+"""SCAFFOLD: control variates take a client's own direction out of its steps.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020. Option II of its algorithm: a client's variate c_i is the mean gradient of its last round, read off the way
+it went, and c is their mean.
+
+Deviations:
+- averages are weighted by size (n_i), as in the shared protocol; the paper's are not. The variates have the weights of
+  the models: the corrections c - c_i then average to zero where models are averaged, and leave the common direction
+  alone. That is exact if everybody takes part or all clients are of one size; otherwise the share |S|/N by which c
+  moves stands for the share of samples, which nobody tells the server;
+- `training.momentum` is not used: way / (K eta) is a mean gradient for plain steps only. With a `momentum` m of its own
+  steps go about 1 / (1 - m) times as far, and the way is divided by that, too;
+- weight decay is part of a step's gradient, so the variates hold it;
+- K is the number of batches of this client, padding apart; a round without a step (or with `learning_rate` 0) tells
+  nothing, and c_i stays;
+- clients that diverged count neither in |S| nor keep what they found;
+- buffers follow the model's declaration and are averaged as they are, whatever `server_learning_rate` is.
+
+There is no preset: the authors tuned the learning rate by experiment, made batches of a fifth of a client's samples,
+and published no code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.core import (
+    MODEL_PARTS,
+    Batch,
+    ClientData,
+    Limits,
+    LocalResult,
+    Method,
+    Model,
+    Objective,
+    Tree,
+    Wire,
+    batches,
+    fit,
+    leaves,
+    num_samples,
+    option,
+    select,
+    supervised_loss,
+    tree_map,
+    weighted_mean,
+    where,
+)
+
+TRAINED = ("extractor", "classifier")
+"""The parts of a model that steps change, and that variates are shaped as."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method):
+    """Federated averaging with control variates against client drift."""
+
+    bibtex: ClassVar[str] = """@inproceedings{scaffold2020,
+  title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
+  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian
+  and Suresh, Ananda Theertha},
+  booktitle = {Proceedings of the 37th International Conference on Machine Learning},
+  year = {2020}
+}"""
+
+    momentum: float = option(0.0, "momentum of SGD; `training.momentum` is not used", Limits(at_least=0, below=1))
+    server_learning_rate: float = option(1.0, "step size of the server (eta_g)", Limits(at_least=0))
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """The server holds the common model, c = 0, and how many clients there are."""
+        count = next(leaves(params["classifier"])).new_full((), num_clients, dtype=torch.int64)
+        return {
+            **params,
+            "control": tree_map(torch.zeros_like, select(params, TRAINED)),
+            "num_clients": count,
+        }
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps c_i, at first 0, and its buffers in case they are private."""
+        return {"control": tree_map(torch.zeros_like, select(params, TRAINED)), **select(params, ("buffers",))}
+
+    def wire(self, round_number: int) -> Wire:
+        """Model and variate go down; up goes how both changed, and the client's size."""
+        buffers = self.setup.model.shared_buffers
+        return Wire(
+            down=frozenset({*TRAINED, "control", *buffers}),
+            up=frozenset({"change", "control_change", "num_samples", *buffers}),
+        )
+
+    def download(self, server: Tree, client_id: Tensor) -> Tree:
+        """Send the model and c."""
+        return select(server, (*MODEL_PARTS, "control"))
+
+    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
+        """Train the received model with corrected gradients, then estimate the client's own anew."""
+        model, training = self.setup.model, self.setup.training
+        start, own, common = self.personal_params(client, download), client["control"], download["control"]
+        params = fit(
+            _corrected_loss(model, tree_map(torch.sub, common, own)),
+            start,
+            batches(data, training.batch_size, training.epochs, key),
+            replace(training.optimiser(), momentum=self.momentum),
+            TRAINED,
+        )
+        change = tree_map(torch.sub, select(params, TRAINED), select(start, TRAINED))
+        control = self._next_control(own, common, change, self._reach(data))
+        buffers = select(params, ("buffers",))
+        upload = {
+            "change": change,
+            "control_change": tree_map(torch.sub, control, own),
+            "num_samples": num_samples(data),
+            **buffers,
+        }
+        return LocalResult({"control": control, **buffers}, upload, params, diagnostics={})
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Move the model by the mean change, c by the participants' share of it, and average buffers, all by n_i."""
+        weights = uploads["num_samples"].masked_fill(~valid, 0)
+        change, control_change = (weighted_mean(uploads[part], weights) for part in ("change", "control_change"))
+        # A quotient of integers would be rounded to float32.
+        share = valid.sum().to(torch.float64) / server["num_clients"]
+        return {
+            **mix_by_size(server, uploads, valid),
+            **tree_map(lambda w, step: w + self.server_learning_rate * step, select(server, TRAINED), change),
+            "control": tree_map(lambda c, step: c + share.to(c.dtype) * step, server["control"], control_change),
+        }
+
+    def personal_params(self, client: Tree, download: Tree) -> Tree:
+        """A client holds the received model."""
+        return select({**client, **download}, MODEL_PARTS)
+
+    def global_params(self, server: Tree) -> Tree | None:
+        """The average."""
+        return select(server, MODEL_PARTS)
+
+    def _reach(self, data: ClientData) -> Tensor:
+        """Return how far a round goes along a gradient of 1: K eta, with momentum K eta / (1 - m)."""
+        training = self.setup.training
+        steps = -(-num_samples(data) // training.batch_size) * training.epochs
+        return steps.to(torch.float64) * (training.learning_rate / (1 - self.momentum))
+
+    def _next_control(self, own: Tree, common: Tree, change: Tree, reach: Tensor) -> Tree:
+        """Return c_i - c + (w^t - w_i) / reach, the mean gradient without its correction; c_i if nothing moved."""
+        estimate = tree_map(lambda c_i, c, step: c_i - c - step / reach.to(step.dtype), own, common, change)
+        # Without a step it is 0 / 0, and is not chosen.
+        return where(reach > 0, estimate, own)
+
+
+def _corrected_loss(model: Model, correction: Tree) -> Objective:
+    """Return cross-entropy plus <w, c - c_i>, whose gradient has c - c_i added; the loss itself nobody reads."""
+    plain = supervised_loss(model)
+
+    def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        loss, buffers = plain(params, batch)
+        products = tree_map(lambda w, c: (w * c).sum(), select(params, TRAINED), correction)
+        return loss + torch.stack(list(leaves(products))).sum(), buffers
+
+    return objective

@@ -1,0 +1,51 @@
+"""Adam takes the steps that PyTorch's takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedmate.components.adam import Adam
+from fedmate.core import Tree, make_key, normal
+
+
+def variables(dtype: torch.dtype) -> Tree:
+    return {"weight": normal(make_key(1), (3, 2), dtype), "nested": {"bias": normal(make_key(2), (3,), dtype)}}
+
+
+def test_a_first_step_by_hand_goes_as_far_as_the_learning_rate() -> None:
+    """The averages are 0.1 g and 0.001 g^2; corrected, g and g^2: a step of 0.02 g / (|g| + 1e-8)."""
+    start, g = variables(torch.float64), np.array([0.5, -3.0, 1e-7])
+    gradients = {"weight": torch.zeros(3, 2, dtype=torch.float64), "nested": {"bias": torch.from_numpy(g)}}
+    adam = Adam(0.02)
+    moved, _ = adam.step(start, gradients, adam.init(start))
+    expected = start["nested"]["bias"].numpy() - 0.02 * g / (np.abs(g) + 1e-8)
+    assert_close(moved["nested"]["bias"], torch.from_numpy(expected), rtol=0, atol=1e-15)
+    assert_close(moved["weight"], start["weight"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_many_steps_are_those_of_torch(dtype: torch.dtype) -> None:
+    adam, current = Adam(0.05), variables(dtype)
+    state = adam.init(current)
+    theirs = [t.clone().requires_grad_() for t in (current["weight"], current["nested"]["bias"])]
+    optimiser = torch.optim.Adam(theirs, lr=0.05)
+    for t in range(20):
+        weight, bias = normal(make_key(10 + t), (3, 2), dtype), 1e-3 * normal(make_key(50 + t), (3,), dtype)
+        current, state = adam.step(current, {"weight": weight, "nested": {"bias": bias}}, state)
+        theirs[0].grad, theirs[1].grad = weight, bias
+        optimiser.step()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    found = [current["weight"], current["nested"]["bias"]]
+    assert_close(found, [t.detach() for t in theirs], rtol=0, atol=tolerance)
+    assert {leaf.dtype for leaf in (*found, state["mean_share"], state["square_share"])} == {dtype}
+
+
+def test_a_step_leaves_its_arguments_as_they_were() -> None:
+    start, adam = variables(torch.float64), Adam(0.1)
+    state = adam.init(start)
+    adam.step(start, variables(torch.float64), state)
+    assert_close(start, variables(torch.float64), rtol=0, atol=0)
+    assert_close(state, adam.init(start), rtol=0, atol=0)

@@ -1,0 +1,118 @@
+"""The proximal term: half the squared distance, over what is trained, and nothing at all with weight 0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.components.proximal import proximal, proximal_loss
+from fedmate.core import (
+    Batch,
+    Model,
+    Objective,
+    Tree,
+    gradient,
+    make_key,
+    normal,
+    select,
+    supervised_loss,
+    tree_map,
+    unmapped,
+)
+from fedmate.core.layers import sample_context
+
+
+def normed_model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5")
+
+
+def moved(params: Tree, seed: int) -> Tree:
+    """Return parameters somewhere else, listed in another order."""
+    away = tree_map(lambda leaf: leaf + normal(make_key(seed), tuple(leaf.shape), leaf.dtype), params)
+    return {part: dict(reversed(away[part].items())) for part in reversed(away)}
+
+
+def make_batch() -> Batch:
+    ids = torch.arange(4)
+    return Batch(
+        x=normal(make_key(1), (4, 1, 8), torch.float64),
+        y=torch.tensor([0, 1, 2, 1]),
+        mask=torch.tensor([True, True, True, False]),
+        ids=ids,
+        key=make_key(2),
+    )
+
+
+def test_distance_by_hand() -> None:
+    """((1 - 3)^2 + (2 - 1)^2 + (5 - 2)^2) / 2, the leaves found by name and the buffers left out."""
+    one = {
+        "extractor": {"a": torch.tensor([1.0, 2.0])},
+        "classifier": {"b": torch.tensor(5.0)},
+        "buffers": {"c": torch.tensor(9.0)},
+    }
+    other = {
+        "buffers": {"c": torch.tensor(0.0)},
+        "classifier": {"b": torch.tensor(2.0)},
+        "extractor": {"a": torch.tensor([3.0, 1.0])},
+    }
+    assert proximal(one, other, ("extractor", "classifier")).item() == 7
+    assert proximal(one, other, ("extractor",)).item() == 2.5
+    assert proximal(one, one, ("extractor", "classifier")).item() == 0
+
+
+def test_leaves_are_matched_by_name_not_by_place() -> None:
+    one = {"extractor": {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}}
+    other = {"extractor": {"b": torch.tensor(2.0), "a": torch.tensor(1.0)}}
+    assert proximal(one, other, ("extractor",)).item() == 0
+
+
+def test_models_of_another_structure_are_refused() -> None:
+    with pytest.raises(ValueError, match="trees differ"):
+        proximal({"extractor": {"a": torch.ones(1)}}, {"extractor": {"b": torch.ones(1)}}, ("extractor",))
+
+
+def test_the_pull_is_the_difference() -> None:
+    """The slope of half the square: w - w_reference, times the weight, on top of the slope of the cross-entropy."""
+    model, batch = normed_model(), make_batch()
+    params = model.init_params()
+    reference, variables = moved(params, 7), select(params, ("extractor", "classifier"))
+
+    def slope(loss: Objective) -> Tree:
+        with unmapped(), sample_context(batch):
+            return gradient(lambda v: loss({**params, **v}, batch), variables)[0]
+
+    expected = tree_map(
+        lambda plain, here, there: plain + 0.3 * (here - there),
+        slope(supervised_loss(model)),
+        variables,
+        select(reference, ("extractor", "classifier")),
+    )
+    assert_close(slope(proximal_loss(model, reference, 0.3)), expected, rtol=0, atol=1e-12)
+
+
+def test_the_value_is_the_sum_of_both() -> None:
+    model, batch = normed_model(), make_batch()
+    params = model.init_params()
+    reference = moved(params, 7)
+    with sample_context(batch):
+        plain, _ = supervised_loss(model)(params, batch)
+    with sample_context(batch):
+        found, buffers = proximal_loss(model, reference, 0.3)(params, batch)
+    assert_close(found, plain + 0.3 * proximal(params, reference, ("extractor", "classifier")), rtol=0, atol=1e-12)
+    assert not torch.equal(buffers["1.running_mean"], params["buffers"]["1.running_mean"])
+
+
+def test_without_weight_a_reference_that_is_not_finite_is_not_looked_at() -> None:
+    model, batch = normed_model(), make_batch()
+    params = model.init_params()
+    nowhere = tree_map(lambda leaf: torch.full_like(leaf, torch.nan), params)
+    with sample_context(batch):
+        plain, buffers = supervised_loss(model)(params, batch)
+    with sample_context(batch):
+        found, others = proximal_loss(model, nowhere, 0.0)(params, batch)
+    assert_close((found, others), (plain, buffers), rtol=0, atol=0)

@@ -1,0 +1,232 @@
+"""Ditto: a round by hand, what it reduces to, and which of its two models crosses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    client_data,
+    make_key,
+    normal,
+)
+from fedmate.methods.ditto import Ditto
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.local import Local
+from fedmate.models import MODELS
+
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    """Inputs away from 0, so that running means have somewhere to go."""
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+
+
+def normed_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def run(method: Method, rounds: int) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds in which one client after the other stays away."""
+    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
+    results = []
+    for t in range(rounds):
+        present = tuple(i for i in range(3) if i != t % 3)
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+# -------------------- by hand
+
+
+def test_two_rounds_by_hand() -> None:
+    """Logits (v_0 w x, v_1 w x), p = (w, v_0, v_1), two full-batch steps a round, sizes 1 and 3.
+
+    With e_k = p_k - [y = k]: d/dw = mean((e_0 v_0 + e_1 v_1) x), d/dv_k = mean(e_k w x). The common model follows that;
+    a personal one has lambda (p - p of the server at the start of the round) on top. Both have velocity 0 at the start
+    of a round and decay. The server averages common models, 1 : 3; personal ones go on from where they were.
+    """
+    eta, m, decay, weight, initial = 0.3, 0.6, 0.05, 0.7, np.array([0.8, 0.5, -0.3])
+    inputs, labels = (np.array([1.5]), np.array([-0.7, 2.0, 0.4])), (np.array([0]), np.array([1, 0, 1]))
+
+    def train(p: np.ndarray, x: np.ndarray, y: np.ndarray, pull: float, centre: np.ndarray) -> np.ndarray:
+        velocity = np.zeros(3)
+        for _ in range(2):
+            exponentials = np.exp(p[1:, None] * p[0] * x)
+            e = exponentials / exponentials.sum(0) - np.stack([y == 0, y == 1])
+            gradient = np.array([((e * p[1:, None]).sum(0) * x).mean(), *(e * p[0] * x).mean(1)])
+            velocity = m * velocity + gradient + pull * (p - centre) + decay * p
+            p = p - eta * velocity
+        return p
+
+    common, personal = initial, [initial, initial]
+    for _ in range(2):
+        samples = list(zip(inputs, labels, strict=True))
+        personal = [train(p, x, y, weight, common) for p, (x, y) in zip(personal, samples, strict=True)]
+        sent = [train(common, x, y, 0.0, common) for x, y in samples]
+        common = 0.25 * sent[0] + 0.75 * sent[1]
+
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(initial[0])
+        classifier.weight.copy_(torch.from_numpy(initial[1:])[:, None])
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=3, epochs=2, learning_rate=eta, momentum=m, weight_decay=decay)
+    method = Ditto(setup=Setup(model, 2, 2, training), proximal_weight=weight)
+    data = tuple(
+        client_data(torch.from_numpy(x)[:, None], torch.from_numpy(y)) for x, y in zip(inputs, labels, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    for t in range(2):
+        server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
+    found = [server, *(client["personal"] for client in backend.clients)]
+    for tree, expected in zip(found, (common, *personal), strict=True):
+        numbers = torch.cat([tree["extractor"]["0.weight"], tree["classifier"]["weight"]]).flatten()
+        assert_close(numbers, torch.from_numpy(expected), rtol=0, atol=1e-12)
+
+
+# -------------------- reductions
+
+
+@pytest.mark.parametrize(
+    ("buffers", "weight"), [("shared", 0.0), ("shared", 0.7), ("private", 0.7), ("dropped", 0.7)]
+)
+def test_the_common_model_is_fedavgs_bit_for_bit(buffers: BufferPolicy, weight: float) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    ours, mine = run(Ditto(setup=setup, proximal_weight=weight), 3)
+    theirs, other = run(FedAvg(setup=setup), 3)
+    for a, b in zip(mine, other, strict=True):
+        assert_close(a.server, b.server, rtol=0, atol=0)
+        assert_close(a.views["global"], b.views["global"], rtol=0, atol=0)
+        assert [(report.down, report.up) for report in a.reports] == [(report.down, report.up) for report in b.reports]
+    # The common model's own statistics, which matter where they are private.
+    for client, reference in zip(ours.clients, theirs.clients, strict=True):
+        assert_close(client["buffers"], reference["buffers"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_without_a_pull_personal_models_are_locals_bit_for_bit(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    ours, mine = run(Ditto(setup=setup, proximal_weight=0.0), 3)
+    theirs, other = run(Local(setup=setup), 3)
+    for client, reference in zip(ours.clients, theirs.clients, strict=True):
+        assert_close(client["personal"], reference, rtol=0, atol=0)
+    for a, b in zip(mine, other, strict=True):
+        for view in ("pre", "post"):
+            assert_close(a.views[view], b.views[view], rtol=0, atol=0)
+        losses = [[(report.loss_before, report.loss_after) for report in result.reports] for result in (a, b)]
+        assert losses[0] == losses[1]
+
+
+def test_a_strong_pull_leaves_personal_models_where_the_server_was() -> None:
+    """Steps of eta lambda = 0.5 halve the distance each time, whatever the loss says."""
+    model = normed_model()
+    training = Training(batch_size=5, epochs=30, learning_rate=1e-7, momentum=0.0, weight_decay=0.0)
+    method = Ditto(setup=Setup(model, 3, 1, training), proximal_weight=5e6)
+    params = model.init_params()
+    client = method.init_client(params, make_key(0))
+    download = {p: {n: t + 0.5 for n, t in params[p].items()} for p in ("extractor", "classifier")}
+    download["buffers"] = params["buffers"]
+    trained = method.local_update(client, download, CLIENTS[0], make_key(1)).params
+    for part in ("extractor", "classifier"):
+        assert_close(trained[part], download[part], rtol=0, atol=1e-5)
+
+
+# -------------------- two models
+
+
+def test_the_pull_is_towards_what_was_received_not_what_was_trained_from_it() -> None:
+    """Where personal model and received one are the same, the first step has no pull at all."""
+    model = normed_model()
+    one_step = Training(batch_size=5, epochs=1, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+    params, ends = model.init_params(), []
+    for weight in (0.0, 3.0):
+        method = Ditto(setup=Setup(model, 3, 1, one_step), proximal_weight=weight)
+        client = method.init_client(params, make_key(0))
+        ends.append(method.local_update(client, params, CLIENTS[0], make_key(1)).params)
+    assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private"])
+def test_a_personal_model_has_statistics_of_its_own(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = Ditto(setup=Setup(model, 3, 3, TRAINING))
+    backend, results = run(method, 3)
+    server, (one, other, _) = results[-1].server, backend.clients
+    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
+    name, initial = "1.running_mean", model.init_params()["buffers"]["1.running_mean"]
+    own = [one["personal"]["buffers"][name], other["personal"]["buffers"][name], one["buffers"][name]]
+    assert len({tuple(mean.tolist()) for mean in (*own, initial)}) == 4
+    assert torch.equal(server["buffers"][name], initial) == (buffers == "private")
+    download = method.download(server, torch.tensor(0))
+    received = {part: tree for part, tree in download.items() if part in method.wire(0).down}
+    assert_close(method.personal_params(one, received), one["personal"], rtol=0, atol=0)
+
+
+def test_the_personal_model_stays_and_is_what_is_evaluated() -> None:
+    method = Ditto(setup=Setup(normed_model(), 3, 1, TRAINING))
+    params = method.setup.model.init_params()
+    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
+    # In the second round of a client its two models start from different points.
+    for t in range(2):
+        result = method.local_update(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(t))
+        client = result.client
+    assert_close(result.params, client["personal"], rtol=0, atol=0)
+    assert not torch.equal(result.upload["extractor"]["0.weight"], result.params["extractor"]["0.weight"])
+    assert set(result.upload) == {"extractor", "classifier", "buffers", "num_samples"}
+    assert method.global_params(server) == server
+
+
+def test_a_client_that_never_took_part_holds_the_initial_model() -> None:
+    model = normed_model()
+    backend, _ = run(Ditto(setup=Setup(model, 3, 1, TRAINING)), 1)
+    assert_close(backend.clients[0]["personal"], model.init_params(), rtol=0, atol=0)
+
+
+def test_the_ledger_on_the_cifar_network() -> None:
+    architecture = MODELS["cifar_cnn"]()
+    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
+    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([3, 8]))
+    method = Ditto(setup=Setup(model, 10, 1, Training(epochs=0)))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 1, make_key(0))
+    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
+    assert report.down == {"extractor": 4 * 106_400, "classifier": 4 * 1_290}
+    assert report.up == {**report.down, "bookkeeping": 8}
+
+
+# -------------------- settings
+
+
+def test_what_ranks_it_its_default_and_how_the_authors_ran_it() -> None:
+    assert Ditto.headline == "post"
+    assert Ditto(setup=Setup(normed_model(), 3, 1, TRAINING)).proximal_weight == 1.0
+    assert Ditto.presets == {
+        "authors": {
+            "method": {"proximal_weight": 1.0},
+            "training": {"batch_size": 16, "epochs": 1, "learning_rate": 0.05, "momentum": 0.0, "weight_decay": 0.0},
+        }
+    }
+    assert Ditto.bibtex.startswith("@inproceedings{ditto2021,\n  title = ")

@@ -1,0 +1,285 @@
+"""FedBABU: a round and its fine-tuning by hand, a classifier that nobody trains, and what crosses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.client import adapt_client
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    client_data,
+    make_key,
+    normal,
+)
+from fedmate.errors import UserError
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.fedbabu import FedBABU
+from fedmate.models import MODELS
+
+Array = NDArray[np.float64]
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    """Inputs away from 0, so that running means have somewhere to go."""
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+
+
+def normed_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def make(model: Model, training: Training = TRAINING, **options: Any) -> FedBABU:
+    return FedBABU(setup=Setup(model, 3, 3, training), **options)
+
+
+def run(method: FedBABU, rounds: int) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds in which one client after the other stays away."""
+    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
+    results = []
+    for t in range(rounds):
+        present = tuple(i for i in range(3) if i != t % 3)
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+def held(method: FedBABU, client: Tree, server: Tree) -> Tree:
+    """Return what a client holds after a broadcast, of the parts that cross."""
+    download = method.download(server, torch.tensor(0))
+    return method.personal_params(client, {p: tree for p, tree in download.items() if p in method.wire(0).down})
+
+
+# -------------------- by hand
+
+
+def scalar_model(w: float, v: Array) -> Model:
+    """Logits (v_0 w x, v_1 w x): an extractor w and a classifier v, three numbers in all."""
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(w)
+        classifier.weight.copy_(torch.from_numpy(v)[:, None])
+    return Model(nn.Sequential(extractor, classifier), classifier="1")
+
+
+def gradients(w: float, v: Array, x: Array, y: Array) -> tuple[float, Array]:
+    """With e_k = p_k - [y = k]: d/dw = mean((e_0 v_0 + e_1 v_1) x), d/dv_k = mean(e_k w x)."""
+    exponentials = np.exp(v[:, None] * w * x)
+    e = exponentials / exponentials.sum(0) - np.stack([y == 0, y == 1])
+    return float(((e * v[:, None]).sum(0) * x).mean()), (e * w * x).mean(1)
+
+
+def test_a_round_and_the_models_made_of_it_by_hand() -> None:
+    """Two full-batch steps on w alone, sizes 1 and 3, averaged 1 : 3; then two steps on a copy, at another rate.
+
+    Fine-tuning moves w and v together, from the average and the classifier of the beginning; `classifier_tuned` moves
+    v alone. Each starts with velocity 0 and decays what it trains.
+    """
+    eta, slow, m, decay, start, v = 0.3, 0.2, 0.6, 0.05, 0.8, np.array([0.5, -0.3])
+    inputs, labels = ([1.5], [-0.7, 2.0, 0.4]), ([0], [1, 0, 1])
+    trained = []
+    for x, y in zip(map(np.array, inputs), map(np.array, labels), strict=True):
+        w, speed = start, 0.0
+        for _ in range(2):
+            speed = m * speed + gradients(w, v, x, y)[0] + decay * w
+            w -= eta * speed
+        trained.append(w)
+    average = 0.25 * trained[0] + 0.75 * trained[1]
+
+    x, y = np.array(inputs[1]), np.array(labels[1])
+    w, tuned, speed, velocity = average, v, 0.0, np.zeros(2)
+    alone, pace = v, np.zeros(2)
+    for _ in range(2):
+        by_w, by_v = gradients(w, tuned, x, y)
+        speed, velocity = m * speed + by_w + decay * w, m * velocity + by_v + decay * tuned
+        w, tuned = w - slow * speed, tuned - slow * velocity
+        pace = m * pace + gradients(average, alone, x, y)[1] + decay * alone
+        alone = alone - slow * pace
+
+    model = scalar_model(start, v)
+    training = Training(batch_size=3, epochs=2, learning_rate=eta, momentum=m, weight_decay=decay)
+    method = FedBABU(setup=Setup(model, 2, 1, training), tuning_epochs=2, tuning_learning_rate=slow)
+    data = tuple(
+        client_data(torch.tensor(a, dtype=torch.float64)[:, None], torch.tensor(b))
+        for a, b in zip(inputs, labels, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = backend.run_round(server, Round(0, (0, 1), evaluate=False)).server
+
+    def params(w: float, v: Array) -> Tree:
+        weight = torch.tensor([[w]], dtype=torch.float64)
+        return {
+            "extractor": {"0.weight": weight},
+            "classifier": {"weight": torch.from_numpy(v)[:, None]},
+            "buffers": {},
+        }
+
+    assert_close(server, params(average, v), rtol=0, atol=1e-12)
+    client, download = backend.clients[1], method.download(server, torch.tensor(1))
+    pre = method.personalise(method.personal_params(client, download), data[1], make_key(1))
+    assert_close(pre, params(w, tuned), rtol=0, atol=1e-12)
+    views = method.extra_views(client, download, data[1], make_key(1))
+    assert_close(views, {"classifier_tuned": params(average, alone)}, rtol=0, atol=1e-12)
+
+
+# -------------------- reductions
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_fine_tuning_with_the_rate_of_training_is_a_round_of_fedavg(buffers: BufferPolicy) -> None:
+    """It trains everything, as FedAvg does: the same batches, the same steps."""
+    model = normed_model(buffers)
+    method, average = make(model, tuning_epochs=TRAINING.epochs), FedAvg(setup=Setup(model, 3, 3, TRAINING))
+    params = model.init_params()
+    result = average.local_update({"buffers": params["buffers"]}, params, CLIENTS[0], make_key(1))
+    assert_close(method.personalise(params, CLIENTS[0], make_key(1)), result.params, rtol=0, atol=0)
+
+
+def test_without_fine_tuning_pre_is_the_global_model() -> None:
+    _, results = run(make(normed_model(), tuning_epochs=0), 2)
+    for result in results:
+        pre, common = result.views["pre"], result.views["global"]
+        assert pre is not None
+        assert_close(pre, common, rtol=0, atol=0)
+        assert_close(result.views["classifier_tuned"], common, rtol=0, atol=0)
+
+
+# -------------------- the classifier
+
+
+def test_the_classifier_is_the_same_bits_all_over_training() -> None:
+    """Weight decay and momentum are on, and models are tuned after every round."""
+    model = normed_model()
+    method = make(model)
+    backend, results = run(method, 3)
+    initial = model.init_params()["classifier"]
+    for state in (*backend.clients, *(result.server for result in results)):
+        assert_close(state["classifier"], initial, rtol=0, atol=0)
+    update = method.local_update(
+        backend.clients[0], method.download(results[-1].server, torch.tensor(0)), CLIENTS[0], make_key(1)
+    )
+    assert_close(update.params["classifier"], initial, rtol=0, atol=0)
+    assert not torch.equal(results[-1].server["extractor"]["0.weight"], model.init_params()["extractor"]["0.weight"])
+
+
+def test_fine_tuning_moves_everything_and_nothing_of_the_federation() -> None:
+    """Whether models are tuned or not, the states of server and clients are the same bits."""
+    model = normed_model()
+    ends = []
+    for epochs in (0, 2):
+        backend, results = run(make(model, tuning_epochs=epochs), 2)
+        ends.append({"server": results[-1].server, "clients": dict(enumerate(backend.clients))})
+    assert_close(ends[0], ends[1], rtol=0, atol=0)
+    params = model.init_params()
+    tuned = make(model, tuning_epochs=1).personalise(params, CLIENTS[0], make_key(1))
+    for part in ("extractor", "classifier", "buffers"):
+        for name, tensor in tuned[part].items():
+            assert not torch.allclose(tensor, params[part][name], rtol=0, atol=1e-9), name
+    assert_close(params, model.init_params(), rtol=0, atol=0)
+
+
+def test_the_tuned_view_has_another_classifier_and_nothing_else() -> None:
+    model = normed_model()
+    method, params = make(model, tuning_epochs=1), model.init_params()
+    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
+    views = method.extra_views(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(1))
+    assert set(views) == {"classifier_tuned"}
+    for part in ("extractor", "buffers"):
+        assert_close(views["classifier_tuned"][part], params[part], rtol=0, atol=0)
+    assert not torch.allclose(views["classifier_tuned"]["classifier"]["weight"], params["classifier"]["weight"])
+
+
+def test_a_newcomer_trains_the_extractor_and_then_tunes_everything() -> None:
+    model = normed_model()
+    method = make(model, tuning_epochs=1)
+    _, results = run(method, 1)
+    client = method.init_client(model.init_params(), make_key(8))
+    download = method.download(results[-1].server, torch.tensor(-1))
+    untuned = replace(method, tuning_epochs=0)
+    with torch.no_grad():
+        whole, part = (adapt_client(m, client, download, CLIENTS[1], make_key(9)) for m in (method, untuned))
+    assert_close(whole.before, results[-1].server, rtol=0, atol=0)
+    assert_close(part.after["classifier"], model.init_params()["classifier"], rtol=0, atol=0)
+    assert not torch.allclose(part.after["extractor"]["0.weight"], part.before["extractor"]["0.weight"])
+    assert not torch.allclose(whole.after["classifier"]["weight"], part.after["classifier"]["weight"])
+
+
+def test_a_classifier_of_zeros_is_refused() -> None:
+    classifier = nn.Linear(2, 3)
+    nn.init.zeros_(classifier.weight)
+    model = Model(nn.Sequential(nn.Linear(8, 2), classifier), classifier="1")
+    with pytest.raises(UserError, match=r"`model` starts with a classifier of zeros.*; initialise it at random\.$"):
+        make(model).prepare(model)
+    fine = normed_model()
+    assert make(fine).prepare(fine) is fine
+
+
+# -------------------- what crosses
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = make(model, tuning_epochs=0)
+    backend, results = run(method, 2)
+    server, own = results[-1].server, backend.clients[0]
+    assert ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down)
+    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
+    assert_close(held(method, own, server)["buffers"], (server if buffers == "shared" else own)["buffers"])
+    assert (results[-1].views["global"] is None) == (buffers == "private")
+    if buffers != "dropped":
+        initial = model.init_params()["buffers"]["1.running_mean"]
+        assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
+        assert not torch.equal(own["buffers"]["1.running_mean"], initial)
+
+
+def test_the_ledger_on_the_cifar_network() -> None:
+    architecture = MODELS["cifar_cnn"]()
+    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
+    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([3, 8]))
+    method = FedBABU(setup=Setup(model, 10, 1, Training(epochs=0)))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 1, make_key(0))
+    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
+    assert report.down == {"extractor": 4 * 106_400}
+    assert report.up == {"extractor": 4 * 106_400, "bookkeeping": 8}
+
+
+# -------------------- settings
+
+
+def test_what_ranks_it_its_defaults_and_how_the_authors_ran_it() -> None:
+    method = make(normed_model())
+    assert FedBABU.headline == "pre"
+    assert (method.tuning_epochs, method.tuning_learning_rate) == (5, None)
+    assert FedBABU.presets == {
+        "authors": {
+            "method": {"tuning_epochs": 5, "tuning_learning_rate": 0.001},
+            "training": {"batch_size": 50, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+        }
+    }
+    assert FedBABU.bibtex.startswith("@inproceedings{fedbabu2022,\n  title = ")

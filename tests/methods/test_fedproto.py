@@ -1,0 +1,295 @@
+"""FedProto: rounds by hand, what it reduces to, what crosses, and the nearest prototype as a classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.components.prototypes import local_prototypes
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    all_finite,
+    client_data,
+    make_key,
+    normal,
+    uniform,
+)
+from fedmate.errors import UserError
+from fedmate.methods.fedproto import FedProto
+from fedmate.methods.local import Local
+from fedmate.models import MODELS
+
+Numbers = npt.NDArray[np.float64]
+
+CLASSES = 4
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]), sequences(4, [2]))
+"""Nobody holds class 3."""
+TEST = sequences(9, [0, 1, 2, 3])
+
+
+def make_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, CLASSES)).double(), classifier="5", buffers=buffers)
+
+
+def make(buffers: BufferPolicy = "shared", **options: Any) -> FedProto:
+    return FedProto(setup=Setup(make_model(buffers), CLASSES, 3, TRAINING), **options)
+
+
+def run(method: Method, rounds: int, clients: tuple[ClientData, ...] = CLIENTS) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds in which one client after the other stays away."""
+    backend = Sequential(method, Federation(clients, TEST, CLASSES), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
+    results = []
+    for t in range(rounds):
+        present = tuple(i for i in range(len(clients)) if i != t)
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+# -------------------- two rounds by hand
+
+ETA, DECAY, LAMBDA = 0.3, 0.05, 0.7
+INPUTS = (np.array([1.5, 0.2, -0.4]), np.array([-0.7, 2.0, 0.4, 0.9]))
+LABELS = (np.array([0, 0, 1]), np.array([1, 0, 1, 1]))
+
+
+def step_by_hand(w: Numbers, v: Numbers, x: Numbers, y: Numbers, targets: Numbers | None) -> tuple[Numbers, Numbers]:
+    """Features z = w x, logits v z; with e = p - [y = k] the cross-entropy sends v' e back to z, and e z' to v.
+
+    The mean squared error over two features sends back lambda * 2 (z - P_y) / 2. In a first step the velocity is the
+    gradient plus the decay.
+    """
+    z = w[:, None] * x
+    powers = np.exp(v @ z)
+    e = powers / powers.sum(0) - np.stack([y == 0, y == 1])
+    back = v.T @ e
+    if targets is not None:
+        back = back + LAMBDA * (z - targets[y].T)
+    by_v = e @ z.T / len(x)
+    return w - ETA * ((back * x).mean(1) + DECAY * w), v - ETA * (by_v + DECAY * v)
+
+
+def mix_by_hand(own: list[Numbers], weighting: str) -> Numbers:
+    """Average the two clients' prototypes of each class by counts, 2 : 1 and 1 : 3, or alike."""
+    shares = {"size": [[2 / 3, 1 / 3], [1 / 4, 3 / 4]], "equal": [[1 / 2, 1 / 2]] * 2}[weighting]
+    return np.stack([sum(share * p[k] for share, p in zip(shares[k], own, strict=True)) for k in (0, 1)])
+
+
+@pytest.mark.parametrize("weighting", ["size", "equal"])
+def test_two_rounds_by_hand(weighting: str) -> None:
+    w, v = np.array([0.8, -0.5]), np.array([[0.5, 0.1], [-0.3, 0.4]])
+    models, targets = [(w, v)] * 2, None
+    for _ in range(2):
+        models = [step_by_hand(*model, x, y, targets) for model, x, y in zip(models, INPUTS, LABELS, strict=True)]
+        own = [
+            np.stack([model[0] * x[y == k].mean() for k in (0, 1)])
+            for model, x, y in zip(models, INPUTS, LABELS, strict=True)
+        ]
+        targets = mix_by_hand(own, weighting)
+
+    extractor, classifier = nn.Linear(1, 2, bias=False).double(), nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.copy_(torch.from_numpy(w)[:, None])
+        classifier.weight.copy_(torch.from_numpy(v))
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=4, epochs=1, learning_rate=ETA, momentum=0.6, weight_decay=DECAY)
+    method = FedProto(setup=Setup(model, 2, 2, training), prototype_weight=LAMBDA, weighting=weighting)  # type: ignore[arg-type]
+    data = tuple(
+        client_data(torch.from_numpy(x)[:, None], torch.from_numpy(y)) for x, y in zip(INPUTS, LABELS, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    for t in range(2):
+        server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
+    for client, (w_after, v_after) in zip(backend.clients, models, strict=True):
+        assert_close(client["extractor"]["0.weight"], torch.from_numpy(w_after)[:, None], rtol=0, atol=1e-12)
+        assert_close(client["classifier"]["weight"], torch.from_numpy(v_after), rtol=0, atol=1e-12)
+    assert_close(server["prototypes"], torch.from_numpy(targets), rtol=0, atol=1e-12)
+    assert server["known"].all()
+
+
+# -------------------- reductions
+
+
+def test_without_weight_it_is_local_training_bit_for_bit() -> None:
+    method = make(prototype_weight=0.0)
+    ours, mine = run(method, 3)
+    theirs, other = run(Local(setup=method.setup), 3)
+    assert_close(ours.clients, theirs.clients, rtol=0, atol=0)
+    for a, b in zip(mine, other, strict=True):
+        assert_close({name: a.views[name] for name in b.views}, b.views, rtol=0, atol=0)
+        assert set(a.views) - set(b.views) == {"nearest_prototype"}
+
+
+def test_its_first_round_is_local_training_and_the_second_is_not() -> None:
+    method = make()
+    ours = [run(method, rounds)[0] for rounds in (1, 2)]
+    theirs = [run(Local(setup=method.setup), rounds)[0] for rounds in (1, 2)]
+    assert_close(ours[0].clients, theirs[0].clients, rtol=0, atol=0)
+    # Client 0 trained for the first time in the second round, client 3 holds a class that was known by then.
+    for i in (0, 3):
+        assert not torch.equal(
+            ours[1].clients[i]["extractor"]["0.weight"], theirs[1].clients[i]["extractor"]["0.weight"]
+        )
+
+
+# -------------------- what crosses
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_prototypes_alone_cross_and_are_all_that_a_client_learns_of_others(weight: float) -> None:
+    ends = []
+    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
+        method = make(prototype_weight=weight)
+        backend, results = run(method, 2, (*CLIENTS[:1], stranger, CLIENTS[2]))
+        for result in results:
+            assert set(result.server) == {"prototypes", "known"}
+            for report in result.reports:
+                assert report.down == {"prototypes": 8 * CLASSES * 16, "bookkeeping": CLASSES}
+                assert report.up == {"prototypes": 8 * CLASSES * 16, "bookkeeping": 8 * CLASSES}
+        ends.append((backend.clients[0]["extractor"]["0.weight"], results[0].server["prototypes"]))
+    assert torch.equal(ends[0][0], ends[1][0]) == (weight == 0)
+    assert not torch.equal(ends[0][1], ends[1][1])
+
+
+def test_the_ledger_on_cifar() -> None:
+    """1,280 numbers each way; counts and the mask of known classes are bookkeeping."""
+    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
+    data = client_data(normal(make_key(0), (2, 3, 32, 32)), torch.tensor([0, 7]))
+    method = FedProto(setup=Setup(model, 10, 1, Training(batch_size=2, epochs=1)))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 1, make_key(0))
+    [report] = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
+    assert report.down == {"prototypes": 4 * 1_280, "bookkeeping": 10}
+    assert report.up == {"prototypes": 4 * 1_280, "bookkeeping": 80}
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private"])
+def test_buffers_stay_with_the_client_like_its_model(buffers: BufferPolicy) -> None:
+    backend, results = run(make(buffers), 1)
+    start, moved = make_model().init_params()["buffers"], [client["buffers"] for client in backend.clients]
+    assert_close(moved[0], start, rtol=0, atol=0)
+    assert not torch.equal(moved[1]["1.running_mean"], moved[2]["1.running_mean"])
+    assert "buffers" not in results[0].reports[0].up
+
+
+# -------------------- prototypes
+
+
+def test_a_client_sends_prototypes_of_its_trained_model_in_evaluation_mode() -> None:
+    method = make()
+    client, model = method.init_client(make_model().init_params(), make_key(0)), method.setup.model
+    download = method.init_server(make_model().init_params(), 1, make_key(0))
+    result = method.local_update(client, download, CLIENTS[0], make_key(3))
+    prototypes, counts = local_prototypes(model, result.params, CLIENTS[0], CLASSES)
+    assert_close(result.upload, {"prototypes": prototypes, "class_counts": counts}, rtol=0, atol=0)
+    assert counts.tolist() == [2, 2, 1, 0]
+    assert_close(result.client, result.params, rtol=0, atol=0)
+
+
+def test_a_class_out_of_reach_keeps_its_prototype_and_one_nobody_holds_stays_unknown() -> None:
+    """Class 0 is held by clients 0 and 2; in the second round only clients 1 and 3 are there."""
+    method = make()
+    backend = Sequential(method, Federation(CLIENTS, TEST, CLASSES), make_key(4), workers=1)
+    server = method.init_server(make_model().init_params(), 4, make_key(4))
+    first = backend.run_round(server, Round(0, (0, 1, 2), evaluate=False)).server
+    second = backend.run_round(first, Round(1, (1, 3), evaluate=False)).server
+    assert first["known"].tolist() == second["known"].tolist() == [True, True, True, False]
+    assert torch.equal(second["prototypes"][0], first["prototypes"][0])
+    assert not torch.equal(second["prototypes"][1:3], first["prototypes"][1:3])
+    assert (second["prototypes"][3] == 0).all()
+
+
+# -------------------- the nearest prototype
+
+
+def nearest_view(method: FedProto, client: Tree, prototypes: Tensor, known: Tensor) -> Tree:
+    return method.extra_views(client, {"prototypes": prototypes, "known": known}, CLIENTS[0], make_key(0))[
+        "nearest_prototype"
+    ]
+
+
+def test_the_nearest_known_prototype_wins() -> None:
+    """Class 2 has no prototype: it is never chosen, near as zero may be."""
+    method = make()
+    client = method.init_client(make_model().init_params(), make_key(0))
+    prototypes, known = (
+        2 * uniform(make_key(1), (CLASSES, 16), torch.float64) - 1,
+        torch.ones(CLASSES, dtype=torch.bool),
+    )
+    prototypes[2], known[2] = 0.0, False
+    view = nearest_view(method, client, prototypes, known)
+    x = 3 * normal(make_key(2), (200, 1, 8), torch.float64)
+    distances = torch.cdist(method.setup.model.features(client, x)[0], prototypes)
+    distances[:, 2] = torch.inf
+    chosen = method.setup.model.logits(view, x).argmax(-1)
+    assert torch.equal(chosen, distances.argmin(-1))
+    assert set(chosen.tolist()) == {0, 1, 3}
+    assert_close({**view, "classifier": None}, {**client, "classifier": None}, rtol=0, atol=0)
+
+
+def test_before_any_prototype_is_known_the_view_is_finite() -> None:
+    method = make()
+    params = make_model().init_params()
+    single = {name: tensor.float() for name, tensor in params["classifier"].items()}
+    server = method.init_server({**params, "classifier": single}, 1, make_key(0))
+    assert server["prototypes"].dtype == torch.float32
+    view = nearest_view(method, params, server["prototypes"], server["known"])
+    assert all_finite(view)
+    assert not server["known"].any()
+
+
+def test_a_classifier_without_bias_has_no_such_view() -> None:
+    model = Model(nn.Sequential(nn.Flatten(), nn.Linear(8, CLASSES, bias=False)).double(), classifier="1")
+    method = FedProto(setup=Setup(model, CLASSES, 1, TRAINING))
+    _, [result] = run(method, 1)
+    assert "nearest_prototype" not in result.views
+
+
+def test_a_classifier_of_several_layers_is_refused() -> None:
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+    )
+    model = Model(layers, classifier="2")
+    with pytest.raises(UserError, match="`classifier` must be a single linear layer"):
+        FedProto(setup=Setup(model, CLASSES, 1, TRAINING)).prepare(model)
+
+
+# -------------------- settings
+
+
+def test_defaults_and_the_authors_setting() -> None:
+    method = make()
+    assert (method.prototype_weight, method.weighting, method.headline) == (1.0, "size", "post")
+    assert FedProto.presets["authors"] == {
+        "method": {"prototype_weight": 1.0, "weighting": "equal"},
+        "training": {"batch_size": 4, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 0.0},
+    }
+    with pytest.raises(UserError, match=r"`method.prototype_weight` is -1"):
+        make(prototype_weight=-1.0)

@@ -1,0 +1,268 @@
+"""FedRoD: a round by hand, what the generic stream reduces to, and what stays with the client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    client_data,
+    make_key,
+    normal,
+    pad,
+    select,
+    tree_map,
+)
+from fedmate.errors import UserError
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.fedrod import FedRoD
+from fedmate.models import MODELS
+
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 0]))
+
+
+def normed_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def perceptron() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        layers = [nn.Flatten(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)]
+        return Model(nn.Sequential(*layers).double(), classifier="3")
+
+
+def run(method: Method, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds in which one client after the other stays away."""
+    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
+    results = []
+    for t in range(rounds):
+        present = tuple(i for i in range(len(clients)) if i != t % len(clients))
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+# -------------------- a round by hand
+
+
+def test_a_round_by_hand() -> None:
+    """Logits v w x and (v + u) w x over three classes, two full-batch steps, sizes 3 and 1; u starts at 0.
+
+    With e = softmax(logits) - [y = k]: d/dv_k = mean(e_k w x), d/dw = mean(sum_k e_k v_k x) of the balanced logits,
+    and d/du_k = mean(e_k w x) of the personal ones. The balanced softmax is taken over the classes a client holds.
+    """
+    eta, momentum, decay = 0.3, 0.6, 0.05
+    inputs, labels = ([-0.7, 2.0, 0.4], [1.5]), ([0, 1, 0], [2])
+    trained = []
+    for x, y in zip(map(np.array, inputs), map(np.array, labels), strict=True):
+        w, v, u, velocity = 0.8, np.array([0.5, -0.3, 0.2]), np.zeros(3), np.zeros(7)
+        counts, truth = np.bincount(y, minlength=3), np.eye(3)[y].T
+        for _ in range(2):
+            balanced, personal = counts[:, None] * np.exp(np.outer(v, w * x)), np.exp(np.outer(v + u, w * x))
+            e, own = balanced / balanced.sum(0) - truth, personal / personal.sum(0) - truth
+            slopes = [(v @ e * x).mean(), *(e * w * x).mean(1), *(own * w * x).mean(1)]
+            velocity = momentum * velocity + slopes + decay * np.array([w, *v, *u])
+            w, v, u = w - eta * velocity[0], v - eta * velocity[1:4], u - eta * velocity[4:]
+        trained.append((w, v, u))
+
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 3, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(0.8)
+        classifier.weight.copy_(torch.tensor([[0.5], [-0.3], [0.2]], dtype=torch.float64))
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=3, epochs=2, learning_rate=eta, momentum=momentum, weight_decay=decay)
+    method = FedRoD(setup=Setup(model, 3, 1, training))
+    data = tuple(
+        client_data(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y))
+        for x, y in zip(inputs, labels, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[0], 3), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = backend.run_round(server, Round(0, (0, 1), evaluate=False)).server
+    (w_0, v_0, _), (w_1, v_1, _) = trained
+    mean_w, mean_v = 0.75 * w_0 + 0.25 * w_1, 0.75 * v_0 + 0.25 * v_1
+    assert_close(server["extractor"]["0.weight"].numpy(), np.array([[mean_w]]), rtol=0, atol=1e-12)
+    assert_close(server["classifier"]["weight"].numpy(), mean_v[:, None], rtol=0, atol=1e-12)
+    for client, (_, _, own) in zip(backend.clients, trained, strict=True):
+        assert_close(client["personal"]["weight"].numpy(), own[:, None], rtol=0, atol=1e-12)
+
+
+# -------------------- the generic stream
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_without_balance_the_generic_stream_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    ours, mine = run(FedRoD(setup=setup, balanced=False), CLIENTS, 3)
+    theirs, other = run(FedAvg(setup=setup), CLIENTS, 3)
+    for a, b in zip(mine, other, strict=True):
+        assert_close(a.server, b.server, rtol=0, atol=0)
+        assert (a.views["global"] is None) == (buffers == "private")
+        assert_close(a.views["global"], b.views["global"], rtol=0, atol=0)
+        assert [(r.down, r.up) for r in a.reports] == [(r.down, r.up) for r in b.reports]
+    for i, client in enumerate(ours.clients):
+        assert_close(client["buffers"], theirs.clients[i]["buffers"], rtol=0, atol=0)
+
+
+def test_even_clients_train_the_generic_stream_as_fedavg_does() -> None:
+    """A prior that is the same for every class changes no softmax; an uneven one does."""
+    setup = Setup(perceptron(), 3, 2, TRAINING)
+    even = (sequences(1, [0, 1, 2]), sequences(2, [2, 2, 1, 1, 0, 0]))
+    for clients, same in ((even, True), (CLIENTS, False)):
+        (_, mine), (_, other) = (run(method, clients, 2) for method in (FedRoD(setup=setup), FedAvg(setup=setup)))
+        gap = (mine[-1].server["classifier"]["weight"] - other[-1].server["classifier"]["weight"]).abs().max()
+        assert (gap < 1e-12) == same
+        assert same or gap > 1e-4
+
+
+def test_classes_a_client_lacks_are_neither_raised_nor_lowered() -> None:
+    """Nothing but weight decay moves their rows; a client of one class moves nothing at all."""
+    setup = Setup(perceptron(), 3, 1, replace(TRAINING, weight_decay=0.0))
+    method = FedRoD(setup=setup)
+    start = setup.model.init_params()
+    for data, lacking in ((CLIENTS[2], [1]), (CLIENTS[1], [0, 2])):
+        result = method.local_update(method.init_client(start, make_key(0)), start, data, make_key(1))
+        for name, before in start["classifier"].items():
+            assert_close(result.upload["classifier"][name][lacking], before[lacking], rtol=0, atol=0)
+        alone = len(lacking) == 2
+        assert torch.equal(result.upload["extractor"]["1.weight"], start["extractor"]["1.weight"]) == alone
+        assert result.client["personal"]["weight"].abs().min() > 0
+
+
+def test_padding_may_carry_a_label_the_client_lacks() -> None:
+    method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
+    start, data = method.setup.model.init_params(), CLIENTS[2]
+    padded = pad(data, 7)
+    padded = padded._replace(y=torch.where(padded.mask, padded.y, torch.ones_like(padded.y)))
+    client = method.init_client(start, make_key(0))
+    plain, other = (method.local_update(client, start, d, make_key(1)) for d in (data, padded))
+    assert torch.isfinite(other.upload["classifier"]["weight"]).all()
+    assert_close((other.client, other.upload), (plain.client, plain.upload), rtol=0, atol=1e-12)
+
+
+# -------------------- the personal classifier
+
+
+def test_before_it_trains_a_client_holds_the_generic_model() -> None:
+    method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
+    backend, results = run(method, CLIENTS, 1)
+    server = results[0].server
+    assert not any(leaf.any() for leaf in backend.clients[0]["personal"].values())
+    held = [method.personal_params(client, method.download(server, torch.tensor(0))) for client in backend.clients]
+    assert_close(held[0], server, rtol=0, atol=0)
+    assert not torch.equal(held[1]["classifier"]["weight"], server["classifier"]["weight"])
+    views = results[0].views
+    assert set(views) == {"pre", "post", "global"}
+
+
+def test_logits_of_the_personalised_model_are_those_of_both_classifiers() -> None:
+    model = perceptron()
+    method = FedRoD(setup=Setup(model, 3, 2, TRAINING))
+    backend, results = run(method, CLIENTS, 2)
+    server, client = results[-1].server, backend.clients[0]
+    params = method.personal_params(client, method.download(server, torch.tensor(0)))
+    z, _ = model.features(server, CLIENTS[0].x)
+    both = model.classify(server, z) + model.classify({"classifier": client["personal"]}, z)
+    assert_close(model.logits(params, CLIENTS[0].x), both, rtol=0, atol=1e-12)
+    assert_close(method.global_params(server), server, rtol=0, atol=0)
+
+
+def test_what_is_sent_does_not_depend_on_the_personal_classifier() -> None:
+    method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
+    start = method.setup.model.init_params()
+    client = method.init_client(start, make_key(0))
+    other = {**client, "personal": tree_map(lambda leaf: leaf + 2, client["personal"])}
+    one, two = (method.local_update(own, start, CLIENTS[0], make_key(1)) for own in (client, other))
+    assert_close(one.upload, two.upload, rtol=0, atol=0)
+    assert "personal" not in one.upload
+    assert not torch.equal(one.client["personal"]["weight"], two.client["personal"]["weight"])
+
+
+def test_personal_classifiers_never_cross() -> None:
+    """In round 0 a client's is a function of its own data; the server never holds one."""
+    method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
+    ends = []
+    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
+        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
+        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
+        result = backend.run_round(server, Round(0, (0, 1), evaluate=False))
+        assert set(result.server) == {"extractor", "classifier", "buffers"}
+        assert not any("personal" in {**report.down, **report.up} for report in result.reports)
+        ends.append(backend.clients)
+    assert_close(ends[0][0]["personal"], ends[1][0]["personal"], rtol=0, atol=0)
+    assert not torch.equal(ends[0][1]["personal"]["weight"], ends[1][1]["personal"]["weight"])
+
+
+def test_a_classifier_of_two_layers_is_refused() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3)))
+    model = Model(module, classifier="1")
+    with pytest.raises(UserError, match=r"`classifier` must be a single linear layer .* `0\.weight`"):
+        FedRoD(setup=Setup(model, 3, 1, TRAINING)).prepare(model)
+    bare = Model(nn.Sequential(nn.Flatten(), nn.Linear(8, 3, bias=False)), classifier="1")
+    assert FedRoD(setup=Setup(bare, 3, 1, TRAINING)).prepare(bare) is bare
+
+
+# -------------------- what crosses
+
+
+def test_the_generic_model_crosses_both_ways() -> None:
+    """107,690 numbers, on the paper's network for CIFAR-10."""
+    architecture = MODELS["cifar_cnn"]()
+    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
+    method = FedRoD(setup=Setup(model, 10, 1, replace(TRAINING, epochs=1)))
+    data = client_data(normal(make_key(1), (2, 3, 32, 32), torch.float32), torch.tensor([3, 7]))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 1, make_key(0))
+    report = backend.run_round(server, Round(0, (0,), evaluate=False)).reports[0]
+    assert report.down == {"extractor": 4 * 106_400, "classifier": 4 * 1_290}
+    assert report.up == {**report.down, "bookkeeping": 8}
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = FedRoD(setup=Setup(model, 3, 2, TRAINING))
+    backend, results = run(method, CLIENTS, 2)
+    server, client = results[-1].server, backend.clients[0]
+    assert (
+        ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down) == (buffers == "shared")
+    )
+    received = select(method.download(server, torch.tensor(0)), method.wire(2).down)
+    held = method.personal_params(client, received)["buffers"]
+    assert_close(held, (server if buffers == "shared" else client)["buffers"], rtol=0, atol=0)
+    if buffers != "dropped":
+        initial = model.init_params()["buffers"]["1.running_mean"]
+        assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
+        assert not torch.equal(held["1.running_mean"], initial)
+
+
+def test_defaults() -> None:
+    method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
+    assert (method.balanced, method.headline) == (True, "pre")
+    assert method.bibtex.startswith("@inproceedings{fedrod2022,")

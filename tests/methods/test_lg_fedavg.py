@@ -1,0 +1,207 @@
+"""LG-FedAvg: a round by hand, what it reduces to, what crosses and what never mixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    Wire,
+    client_data,
+    make_key,
+    normal,
+)
+from fedmate.methods.lg_fedavg import LGFedAvg
+from fedmate.methods.local import Local
+from fedmate.models import MODELS
+
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    """Inputs away from 0, so that running means have somewhere to go."""
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+
+
+def normed_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def run(method: Method, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds with everybody."""
+    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
+    results = []
+    for t in range(rounds):
+        results.append(backend.run_round(server, Round(t, tuple(range(len(clients))), evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+# -------------------- one step by hand
+
+
+def test_a_round_by_hand() -> None:
+    """Logits (v_0 w x, v_1 w x), one full-batch step each from w = 0.8, v = (0.5, -0.3), sizes 1 and 3.
+
+    With e_k = p_k - [y = k]: d/dv_k = mean(e_k w x), d/dw = mean((e_0 v_0 + e_1 v_1) x). In a first step the
+    velocity is the gradient plus the decay. The server averages v, 1 : 3; each client keeps its own w.
+    """
+    eta, decay, w, v = 0.3, 0.05, 0.8, np.array([0.5, -0.3])
+    inputs, labels = ([1.5], [-0.7, 2.0, 0.4]), ([0], [1, 0, 1])
+    trained = []
+    for x, y in zip(map(np.array, inputs), map(np.array, labels), strict=True):
+        logits = v[:, None] * w * x
+        e = np.exp(logits) / np.exp(logits).sum(0) - np.stack([y == 0, y == 1])
+        w_after = w - eta * (((e * v[:, None]).sum(0) * x).mean() + decay * w)
+        trained.append((w_after, v - eta * ((e * w * x).mean(1) + decay * v)))
+
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(w)
+        classifier.weight.copy_(torch.from_numpy(v)[:, None])
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=3, epochs=1, learning_rate=eta, momentum=0.6, weight_decay=decay)
+    method = LGFedAvg(setup=Setup(model, 2, 1, training))
+    data = tuple(
+        client_data(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y))
+        for x, y in zip(inputs, labels, strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    server = backend.run_round(server, Round(0, (0, 1), evaluate=False)).server
+    average = torch.from_numpy(0.25 * trained[0][1] + 0.75 * trained[1][1])[:, None]
+    assert_close(server, {"classifier": {"weight": average}}, rtol=0, atol=1e-12)
+    for client, (own, _) in zip(backend.clients, trained, strict=True):
+        expected = {"extractor": {"0.weight": torch.tensor([[own]], dtype=torch.float64)}, "buffers": {}}
+        assert_close(client, expected, rtol=0, atol=1e-12)
+
+
+# -------------------- reductions
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    ours, mine = run(LGFedAvg(setup=setup), CLIENTS[:1], 3)
+    theirs, other = run(Local(setup=setup), CLIENTS[:1], 3)
+    assert_close({**ours.clients[0], **mine[-1].server}, theirs.clients[0], rtol=0, atol=0)
+    for a, b in zip(mine, other, strict=True):
+        assert_close(a.views, b.views, rtol=0, atol=0)
+        assert (a.reports[0].loss_before, a.reports[0].loss_after) == (
+            b.reports[0].loss_before,
+            b.reports[0].loss_after,
+        )
+
+
+# -------------------- what stays with the client
+
+
+def test_in_round_0_an_extractor_is_a_function_of_the_own_data_alone() -> None:
+    """Others change nothing but the classifier, which is heard of in round 1."""
+    method = LGFedAvg(setup=Setup(normed_model(), 3, 2, TRAINING))
+    ends: list[list[Tree]] = []
+    servers: list[list[Tree]] = []
+    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
+        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
+        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
+        ends.append([])
+        servers.append([])
+        for t in range(2):
+            server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
+            ends[-1].append(backend.clients[0])
+            servers[-1].append(server)
+    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
+    assert not torch.equal(servers[0][0]["classifier"]["weight"], servers[1][0]["classifier"]["weight"])
+    assert not torch.equal(ends[0][1]["extractor"]["0.weight"], ends[1][1]["extractor"]["0.weight"])
+
+
+def test_extractors_never_mix() -> None:
+    """Given the classifiers it received, a client trains what it would train without anybody else."""
+    method = LGFedAvg(setup=Setup(normed_model(), 3, 3, TRAINING))
+    backend, results = run(method, CLIENTS, 3)
+    received = [method.init_server(method.setup.model.init_params(), 3, make_key(4)), *(r.server for r in results[:-1])]
+    alone = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
+    for t, server in enumerate(received):
+        alone.run_round(server, Round(t, (1,), evaluate=False))
+    assert_close(alone.clients[1], backend.clients[1], rtol=0, atol=0)
+    own = [client["extractor"]["0.weight"] for client in backend.clients]
+    assert not torch.equal(own[0], own[1])
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private"])
+def test_nothing_of_the_extractor_crosses_whatever_buffers_are_declared(buffers: BufferPolicy) -> None:
+    method = LGFedAvg(setup=Setup(normed_model(buffers), 3, 2, TRAINING))
+    backend, results = run(method, CLIENTS, 2)
+    assert method.wire(0) == Wire(frozenset({"classifier"}), frozenset({"classifier", "num_samples"}))
+    for result in results:
+        assert set(result.server) == {"classifier"}
+        assert result.views["global"] is None
+        assert [(set(report.down), set(report.up)) for report in result.reports] == [
+            ({"classifier"}, {"classifier", "bookkeeping"})
+        ] * 3
+    means = [client["buffers"]["1.running_mean"] for client in backend.clients]
+    assert not torch.equal(means[0], means[1])
+    assert all(set(client) == {"extractor", "buffers"} for client in backend.clients)
+
+
+def test_a_client_holds_its_own_extractor_and_the_received_classifier() -> None:
+    method = LGFedAvg(setup=Setup(normed_model(), 3, 1, TRAINING))
+    backend, (result,) = run(method, CLIENTS, 1)
+    held = method.personal_params(backend.clients[1], method.download(result.server, torch.tensor(1)))
+    assert_close(held, {**backend.clients[1], **result.server}, rtol=0, atol=0)
+    assert method.global_params(result.server) is None
+
+
+def test_a_client_that_stays_away_keeps_its_extractor() -> None:
+    model = normed_model()
+    method = LGFedAvg(setup=Setup(model, 3, 1, TRAINING))
+    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
+    backend.run_round(method.init_server(model.init_params(), 3, make_key(4)), Round(0, (0, 2), evaluate=False))
+    initial = model.init_params()["extractor"]
+    assert_close(backend.clients[1]["extractor"], initial, rtol=0, atol=0)
+    assert not torch.equal(backend.clients[0]["extractor"]["0.weight"], initial["0.weight"])
+
+
+def test_the_ledger_on_the_cifar_network() -> None:
+    architecture = MODELS["cifar_cnn"]()
+    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
+    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([3, 8]))
+    method = LGFedAvg(setup=Setup(model, 10, 1, Training(epochs=0)))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 1, make_key(0))
+    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
+    assert report.down == {"classifier": 4 * 1_290}
+    assert report.up == {"classifier": 4 * 1_290, "bookkeeping": 8}
+
+
+# -------------------- settings
+
+
+def test_what_ranks_it_and_how_the_authors_ran_it() -> None:
+    assert LGFedAvg.headline == "post"
+    assert LGFedAvg.presets == {
+        "authors": {
+            "training": {"batch_size": 50, "epochs": 1, "learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.0}
+        }
+    }
+    assert LGFedAvg.bibtex.startswith("@misc{lgfedavg2020,\n  title = ")

@@ -1,0 +1,483 @@
+"""MOON: two rounds by hand, what it reduces to, what it compares with, and the projection on its way in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import fedmate
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.backends.vectorised import Vectorised
+from fedmate.core import (
+    Augmentation,
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Source,
+    Training,
+    Tree,
+    batches,
+    client_data,
+    gradient,
+    make_key,
+    normal,
+    pad,
+    random_bits,
+    rows_of,
+    tree_map,
+    unmapped,
+)
+from fedmate.core.layers import sample_context
+from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.datasets.digits import Digits
+from fedmate.datasets.given import Pool
+from fedmate.experiment.build import Built
+from fedmate.experiment.compose import Request
+from fedmate.experiment.config import nest
+from fedmate.experiment.jobs import resumed, run_jobs, started
+from fedmate.experiment.portable import load_model
+from fedmate.experiment.record import Record
+from fedmate.experiment.run import Observer
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.fedprox import FedProx
+from fedmate.methods.moon import MOON, _cosine, _frozen_features
+from fedmate.models import MODELS
+
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+
+
+def normed_model(buffers: BufferPolicy, seed: int = 5) -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def prepared(method: Method) -> Method:
+    return replace(method, setup=replace(method.setup, model=method.prepare(method.setup.model)))
+
+
+def run(method: Method, schedule: tuple[tuple[int, ...], ...]) -> tuple[Sequential, list[RoundResult]]:
+    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
+    results = []
+    for t, present in enumerate(schedule):
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+def leaf(array: Any) -> Tensor:
+    return torch.tensor(np.asarray(array), dtype=torch.float64)
+
+
+# -------------------- two rounds by hand
+
+ETA, MOMENTUM, DECAY, MU, TAU = 0.3, 0.6, 0.05, 2.0, 0.4
+Matrix = NDArray[np.float64]
+
+
+def pull(z: Matrix, other: Matrix) -> tuple[Matrix, Matrix]:
+    """Return the cosine of each pair of columns and its slope in z: (o / |o| - cos z / |z|) / |z|."""
+    length, unit = np.linalg.norm(z, axis=0), other / np.linalg.norm(other, axis=0)
+    cosine = (z * unit).sum(0) / length
+    return cosine, (unit - cosine * z / length) / length
+
+
+def train_by_hand(
+    w: Matrix, v: Matrix, x: Matrix, y: NDArray[np.int64], previous: Matrix | None
+) -> tuple[Matrix, Matrix]:
+    """Two full-batch steps of z = W x, logits V z; all samples are columns.
+
+    The contrastive loss of a sample is log(1 + exp((cos_p - cos_g) / TAU)): with q = sigmoid((cos_p - cos_g) / TAU) its
+    slope in z is q / TAU (d cos_p - d cos_g).
+    """
+    received, moving = w, (np.zeros_like(w), np.zeros_like(v))
+    for _ in range(2):
+        z = w @ x
+        logits = v @ z
+        e = (np.exp(logits) / np.exp(logits).sum(0) - np.stack([y == 0, y == 1])) / len(y)
+        slope = v.T @ e
+        if previous is not None:
+            (to_global, d_global), (to_previous, d_previous) = pull(z, received @ x), pull(z, previous @ x)
+            q = 1 / (1 + np.exp((to_global - to_previous) / TAU))
+            slope = slope + MU * q / TAU * (d_previous - d_global) / len(y)
+        moving = (MOMENTUM * moving[0] + slope @ x.T + DECAY * w, MOMENTUM * moving[1] + e @ z.T + DECAY * v)
+        w, v = w - ETA * moving[0], v - ETA * moving[1]
+    return w, v
+
+
+def test_two_rounds_by_hand() -> None:
+    """Sizes 1, 3 and 2; the third client comes in the second round, and has nothing to be kept away from."""
+    w, v = np.array([[0.8, -0.2], [0.3, 0.5]]), np.array([[0.5, -0.4], [-0.3, 0.2]])
+    inputs = [np.array([[1.5], [0.2]]), np.array([[-0.7, 2.0, 0.4], [0.9, 0.1, -1.2]]), np.array([[1.1, 0.3], [0, 2]])]
+    labels = [np.array([0]), np.array([1, 0, 1]), np.array([1, 0])]
+    first = [train_by_hand(w, v, inputs[i], labels[i], None) for i in (0, 1)]
+    middle = (0.25 * first[0][0] + 0.75 * first[1][0], 0.25 * first[0][1] + 0.75 * first[1][1])
+    known = [first[0][0], first[1][0], None]
+    second = [train_by_hand(*middle, inputs[i], labels[i], known[i]) for i in (0, 1, 2)]
+    last = tuple((1 * second[0][k] + 3 * second[1][k] + 2 * second[2][k]) / 6 for k in (0, 1))
+
+    extractor, classifier = nn.Linear(2, 2, bias=False).double(), nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.copy_(leaf(w))
+        classifier.weight.copy_(leaf(v))
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=3, epochs=2, learning_rate=ETA, momentum=MOMENTUM, weight_decay=DECAY)
+    method = MOON(setup=Setup(model, 2, 2, training), contrastive_weight=MU, temperature=TAU)
+    data = tuple(client_data(leaf(x.T), torch.tensor(y)) for x, y in zip(inputs, labels, strict=True))
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 3, make_key(0))
+    for t, (present, expected) in enumerate([((0, 1), middle), ((0, 1, 2), last)]):
+        server = backend.run_round(server, Round(t, present, evaluate=False)).server
+        found = (server["extractor"]["0.weight"], server["classifier"]["weight"])
+        assert_close(found, tuple(map(leaf, expected)), rtol=0, atol=1e-12)
+    for client, (own, _) in zip(backend.clients, second, strict=True):
+        assert_close(client["previous"]["extractor"]["0.weight"], leaf(own), rtol=0, atol=1e-12)
+
+
+# -------------------- reductions
+
+PARTIAL = ((1, 2), (0, 2), (0, 1))
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_without_weight_it_is_fedavg_and_fedprox_bit_for_bit(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
+    ours, mine = run(MOON(setup=setup, contrastive_weight=0), PARTIAL)
+    for method in (FedAvg(setup=setup), FedProx(setup=setup, proximal_weight=0)):
+        theirs, other = run(method, PARTIAL)
+        kept = [{"buffers": client["previous"]["buffers"]} for client in ours.clients]
+        assert_close(kept, list(theirs.clients), rtol=0, atol=0)
+        for a, b in zip(mine, other, strict=True):
+            assert_close(a.server, b.server, rtol=0, atol=0)
+            assert_close(a.reports, b.reports, rtol=0, atol=0)
+            assert set(a.views) == {"pre", "post", "global"}
+            assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_the_first_round_is_fedavgs_and_the_second_is_not(buffers: BufferPolicy) -> None:
+    setup = Setup(normed_model(buffers), 3, 2, TRAINING)
+    (_, mine), (_, other) = (run(method, ((0, 1, 2),) * 2) for method in (MOON(setup=setup), FedAvg(setup=setup)))
+    assert_close(mine[0].server, other[0].server, rtol=0, atol=0)
+    assert_close(mine[0].reports, other[0].reports, rtol=0, atol=0)
+    apart = tree_map(lambda a, b: bool((a - b).abs().max() > 1e-6), mine[1].server, other[1].server)
+    assert apart["extractor"]["0.weight"]
+
+
+def test_who_comes_late_trains_as_in_fedavg() -> None:
+    """Its first round is a later one; a client that stayed away since compares with the model it had then."""
+    setup = Setup(normed_model("shared"), 3, 3, TRAINING)
+    moon, average = MOON(setup=setup), FedAvg(setup=setup)
+    backend, results = run(moon, ((1, 2),))
+    server = results[0].server
+    states = [bool(client["has_previous"]) for client in backend.clients]
+    assert states == [False, True, True]
+    for i in range(3):
+        mine = moon.local_update(backend.clients[i], server, CLIENTS[i], make_key(i)).params
+        theirs = average.local_update({}, server, CLIENTS[i], make_key(i)).params
+        same = torch.equal(mine["extractor"]["0.weight"], theirs["extractor"]["0.weight"])
+        assert same == (i == 0)
+
+
+# -------------------- what is compared
+
+
+def images(labels: list[int]) -> ClientData:
+    """Bytes that are cropped and mirrored in training."""
+    mean, std = torch.full((2, 1, 1, 1), 110.0, dtype=torch.float64)
+    samples = random_bits(make_key(3), (len(labels), 1, 2, 4)).to(torch.uint8)
+    source = Source(samples, mean, std, Augmentation(crop=1, flip=True))
+    return rows_of(source, torch.arange(len(labels)), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("buffers", ["shared", "dropped"])
+@pytest.mark.parametrize("varied", [False, True])
+def test_models_are_compared_on_the_very_batch_in_evaluation_mode(buffers: BufferPolicy, varied: bool) -> None:
+    if varied:
+        layers = [nn.Flatten(2), nn.BatchNorm1d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3), nn.Linear(3, 3)]
+        model = Model(nn.Sequential(*layers).double(), classifier="5", buffers=buffers)
+        data = images([0, 1, 2, 0, 1])
+    else:
+        model, data = normed_model(buffers), CLIENTS[0]
+    params = model.init_params()
+    if buffers == "shared":
+        params["buffers"] = tree_map(lambda stored: stored + 0.3, params["buffers"])
+    look = _frozen_features(model, params, data)
+    for batch in batches(data, 2, 2, make_key(8)):
+        with sample_context(batch):
+            assert_close(look(batch), model.features(params, batch.x, train=False)[0], rtol=0, atol=1e-12)
+
+
+def test_padding_does_not_matter_to_who_compares() -> None:
+    method = MOON(setup=Setup(normed_model("shared"), 3, 2, TRAINING))
+    backend, results = run(method, ((0, 1, 2),))
+    client, server = backend.clients[0], results[0].server
+    plain, padded = (method.local_update(client, server, d, make_key(1)) for d in (CLIENTS[0], pad(CLIENTS[0], 9)))
+    assert_close(padded._asdict(), plain._asdict(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_feature_vector_of_zeros_has_no_direction_and_does_no_harm(mapped: bool) -> None:
+    z = torch.stack([torch.zeros(3), torch.tensor([1.0, 2.0, 2.0]), torch.full((3,), 1e-30)])
+    other = torch.tensor([[0.0, 3.0, 4.0]]).expand(3, 3)
+
+    def slope(rows: Tensor) -> Tensor:
+        found: Tensor = gradient(lambda v: (_cosine(v["z"], other[: len(v["z"])]).sum(), {}), {"z": rows})[0]["z"]
+        return found
+
+    assert_close(_cosine(z, other), torch.tensor([0.0, 14 / 15, 0.0]), rtol=0, atol=1e-6)
+    if mapped:
+        slopes = torch.func.vmap(slope)(z[:, None])[:, 0]
+    else:
+        with unmapped():
+            slopes = slope(z)
+    assert torch.isfinite(slopes).all()
+    assert slopes.abs().max() <= 1
+    assert_close(_cosine(other, torch.zeros_like(other)), torch.zeros(3))
+
+
+# -------------------- what stays and what crosses
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = MOON(setup=Setup(model, 3, 2, TRAINING))
+    backend, results = run(method, PARTIAL[:2])
+    server, own = results[-1].server, backend.clients[2]["previous"]["buffers"]
+    moved = not torch.equal(server["buffers"]["1.running_mean"], model.init_params()["buffers"]["1.running_mean"])
+    assert moved == (buffers == "shared")
+    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
+    download = method.download(server, torch.tensor(2))
+    received = {part: tree for part, tree in download.items() if part in method.wire(2).down}
+    held = method.personal_params(backend.clients[2], received)["buffers"]
+    assert_close(held, server["buffers"] if buffers == "shared" else own, rtol=0, atol=0)
+    assert not torch.equal(own["1.running_mean"], server["buffers"]["1.running_mean"])
+
+
+def test_a_client_keeps_what_it_trained_until_it_takes_part_again() -> None:
+    method = MOON(setup=Setup(normed_model("shared"), 3, 2, TRAINING))
+    (before, _), (after, _) = run(method, ((0, 1),)), run(method, ((0, 1), (1, 2)))
+    assert_close(after.clients[0], before.clients[0], rtol=0, atol=0)
+    changed = after.clients[1]["previous"]["extractor"]["0.weight"]
+    assert not torch.equal(changed, before.clients[1]["previous"]["extractor"]["0.weight"])
+    assert set(after.clients[0]) == {"previous", "has_previous"}
+
+
+@pytest.mark.parametrize(
+    ("projection", "extractor", "classifier"), [("none", 106_400, 1_290), ("official", 155_936, 2_570)]
+)
+def test_the_whole_model_crosses_both_ways(projection: Any, extractor: int, classifier: int) -> None:
+    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
+    method = prepared(MOON(setup=Setup(model, 10, 1, Training(epochs=1)), projection=projection))
+    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(method.setup.model.init_params(), 1, make_key(0))
+    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
+    for message in (report.down, report.up):
+        numbers = {part: size // 4 for part, size in message.items() if part != "bookkeeping"}
+        assert numbers == {"extractor": extractor, "classifier": classifier}
+    assert extractor + classifier == {"none": 107_690, "official": 158_506}[projection]
+
+
+def test_defaults_and_presets() -> None:
+    method = MOON(setup=Setup(normed_model("shared"), 3, 1, TRAINING))
+    assert (method.contrastive_weight, method.temperature, method.projection) == (1.0, 0.5, "none")
+    assert MOON.headline == "pre"
+    assert MOON.presets["authors"] == {
+        "method": {"contrastive_weight": 5.0, "temperature": 0.5, "projection": "official"},
+        "training": {"batch_size": 64, "epochs": 10, "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
+    }
+
+
+# -------------------- the projection
+
+
+def official(model: Model) -> Model:
+    return MOON(setup=Setup(model, 3, 2, TRAINING), projection="official").prepare(model)
+
+
+def test_the_classifier_reads_what_two_layers_make_of_the_features() -> None:
+    plain, x = normed_model("shared"), CLIENTS[0].x
+    model = official(plain)
+    params, own = model.init_params(), plain.init_params()
+    shapes = {name: tuple(tensor.shape) for name, tensor in params["extractor"].items() if name not in own["extractor"]}
+    assert shapes == {"5.0.weight": (16, 16), "5.0.bias": (16,), "5.2.weight": (256, 16), "5.2.bias": (256,)}
+    assert (model.width, params["classifier"]["weight"].shape) == (256, (3, 256))
+    for name, tensor in own["extractor"].items():
+        assert torch.equal(params["extractor"][name], tensor)
+    assert_close(params["buffers"], own["buffers"])
+    z = plain.features(own, x)[0]
+    hidden = (z @ params["extractor"]["5.0.weight"].T + params["extractor"]["5.0.bias"]).clamp(min=0)
+    expected = hidden @ params["extractor"]["5.2.weight"].T + params["extractor"]["5.2.bias"]
+    assert_close(model.features(params, x)[0], expected)
+    model.check(x, 3)
+
+
+def test_it_is_initialised_like_a_layer_of_pytorch() -> None:
+    params = official(normed_model("shared")).init_params()
+    for tensors, name, fan_in in (("extractor", "5.0", 16), ("extractor", "5.2", 16), ("classifier", "", 256)):
+        for kind in ("weight", "bias"):
+            tensor, bound = params[tensors][f"{name}.{kind}".lstrip(".")], fan_in**-0.5
+            assert tensor.dtype == torch.float64
+            assert tensor.abs().max() <= bound
+            assert len(tensor.unique()) == tensor.numel()
+        assert params[tensors][f"{name}.weight".lstrip(".")].abs().max() > 0.9 * bound
+
+
+def test_it_is_a_function_of_the_network_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    one = official(normed_model("shared")).init_params()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    same, other = official(normed_model("shared")).init_params(), official(normed_model("shared", 6)).init_params()
+    assert_close(same, one, rtol=0, atol=0)
+    assert not torch.equal(other["classifier"]["weight"], one["classifier"]["weight"])
+
+
+def test_many_clients_at_once_with_a_projection_are_many_single_ones() -> None:
+    model = normed_model("shared")
+    method = prepared(MOON(setup=Setup(model, 3, 3, TRAINING), projection="official"))
+    federation, ends = Federation(CLIENTS, CLIENTS[0], 3), []
+    for backend in (
+        Sequential(method, federation, make_key(4), workers=1),
+        Vectorised(method, federation, make_key(4)),
+    ):
+        server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
+        for t, present in enumerate(PARTIAL):
+            server = backend.run_round(server, Round(t, present, evaluate=False)).server
+        ends.append({"server": server, "clients": dict(enumerate(backend.clients))})
+    assert_close(ends[0], ends[1], rtol=0, atol=1e-9)
+
+
+# -------------------- the projection in runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewDigits(Dataset):
+    """The first digits only."""
+
+    def load(self, folder: Path) -> Arrays:
+        everything = Digits().load(Path())
+        return everything._replace(train=Samples(everything.train.x[:120], everything.train.y[:120]))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_digits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASETS._rows, "few", FewDigits)
+        yield
+
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "checkpoint_every": 1,
+    "backend": "sequential",
+    "dataset.name": "few",
+    "partition.name": "iid",
+    "partition.clients": 3,
+    "partition.examples": 10,
+    "model.name": "digits_cnn",
+    "model.width": 8,
+    "training.epochs": 1,
+    "method.projection": "official",
+}
+
+
+class Stop(Observer):
+    """Interrupts a run after some rounds."""
+
+    def __init__(self, after: int | None = None) -> None:
+        self.after = after
+
+    def started(self, built: Built, done: int) -> None:
+        pass
+
+    def said(self, sentence: str) -> None:
+        pass
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        if done == self.after:
+            raise KeyboardInterrupt
+
+
+def carry_out(folder: Path, interrupted: bool) -> Tree:
+    request = Request(methods=["moon"], settings=nest("set", SETTINGS.items()))
+    with started(request, folder) as jobs:
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                run_jobs(jobs, lambda: Stop(2))
+        else:
+            run_jobs(jobs, Stop)
+    if interrupted:
+        with resumed(Request(), folder) as jobs:
+            run_jobs(jobs, Stop)
+    return {f"{i}": fedmate.export(folder, client=i).module.state_dict() for i in range(3)}
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole, again = carry_out(tmp_path / "whole", False), carry_out(tmp_path / "again", True)
+    assert "classifier.2.weight" in whole["0"]
+    assert_close(again, whole, rtol=0, atol=0)
+    figures = [[row["pre_balanced"] for row in Record(tmp_path / name).clients] for name in ("whole", "again")]
+    assert figures[0] == figures[1]
+
+
+def test_what_leaves_is_complete(tmp_path: Path) -> None:
+    fedmate.run(method="moon", set={**SETTINGS, "rounds": 1}, out=tmp_path / "run")
+    x = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8))
+    for suffix in (".safetensors", ".pt2"):
+        model = fedmate.export(tmp_path / "run", global_=True, to=tmp_path / f"model{suffix}")
+        again = load_model(tmp_path / f"model{suffix}")
+        assert np.allclose(again.predict(x).probabilities, model.predict(x).probabilities, rtol=0, atol=1e-6)
+        assert again.architecture == model.architecture
+    options = {"contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
+    assert model.architecture["method"] == {"name": "moon", "options": options}
+
+
+def test_without_a_projection_the_method_is_no_part_of_the_network(tmp_path: Path) -> None:
+    fedmate.run(method="moon", set={**SETTINGS, "rounds": 1, "method.projection": "none"}, out=tmp_path / "run")
+    model = fedmate.export(tmp_path / "run", client=1, to=tmp_path / "model.safetensors")
+    assert set(model.architecture) == {"name", "options"}
+    assert set(load_model(tmp_path / "model.safetensors").module.state_dict()) == set(model.module.state_dict())
+
+
+@pytest.mark.parametrize("buffers", ["shared", "dropped"])
+def test_a_network_from_python_leaves_and_comes_back(tmp_path: Path, buffers: BufferPolicy) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = rng.normal(size=(60, 4)) + np.eye(3, 4)[y]
+    settings = {"rounds": 1, "partition.name": "iid", "partition.clients": 3, "method.projection": "official"}
+    settings |= {"dtype": "float64", "training.epochs": 1, "model.buffers": buffers, "backend": "sequential"}
+    pool, folder = Pool(x[:30], y[:30], x[30:], y[30:]), tmp_path / "run"
+    fedmate.run(method="moon", set=settings, data=pool, model=network(), classifier="3", out=folder)
+    model = fedmate.export(folder, client=0, model=network(), to=tmp_path / "model.safetensors")
+    again = load_model(tmp_path / "model.safetensors", network())
+    assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
+    assert {tensor.dtype for tensor in again.module.parameters()} == {torch.float64}

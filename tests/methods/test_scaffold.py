@@ -1,0 +1,270 @@
+"""SCAFFOLD: two rounds by hand, what it reduces to, what its variates add up to, and what crosses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.core import (
+    MODEL_PARTS,
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    all_finite,
+    client_data,
+    make_key,
+    normal,
+    select,
+    stack,
+    tree_map,
+    weighted_mean,
+)
+from fedmate.methods.fedavg import FedAvg
+from fedmate.methods.scaffold import Scaffold
+from fedmate.models import MODELS
+
+Array = npt.NDArray[np.float64]
+
+TRAINED = ("extractor", "classifier")
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.0, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+RAGGED = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
+EQUAL = (sequences(1, [0, 1, 2]), sequences(2, [1, 1, 1]), sequences(3, [0, 2, 2]))
+
+
+def normed_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
+
+
+def run(
+    method: Method, clients: tuple[ClientData, ...], rounds: int, *, everybody: bool = False
+) -> tuple[Sequential, list[RoundResult]]:
+    """Run rounds in which one client after the other stays away, or nobody does."""
+    backend = Sequential(method, Federation(clients, RAGGED[0], 3), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
+    results = []
+    for t in range(rounds):
+        present = tuple(i for i in range(len(clients)) if everybody or i != t % len(clients))
+        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+def controls(backend: Sequential) -> Tree:
+    return stack([client["control"] for client in backend.clients])
+
+
+# -------------------- rounds by hand
+
+ETA, DECAY, EPOCHS = 0.3, 0.05, 2
+
+
+def train_by_hand(p: Array, correction: Array, x: float, y: int, steps: int, momentum: float) -> Array:
+    """Take steps on the cross-entropy of one sample under logits (v_0 w x, v_1 w x), p = (w, v_0, v_1).
+
+    With e_k = p_k - [y = k]: d/dv_k = e_k w x, d/dw = (e_0 v_0 + e_1 v_1) x.
+    """
+    velocity = np.zeros(3)
+    for _ in range(steps):
+        logits = p[1:] * p[0] * x
+        e = np.exp(logits) / np.exp(logits).sum() - np.eye(2)[y]
+        gradient = np.array([e @ p[1:] * x, *(e * p[0] * x)])
+        velocity = momentum * velocity + gradient + DECAY * p + correction
+        p = p - ETA * velocity
+    return p
+
+
+def as_tree(p: Array) -> Tree:
+    numbers = torch.from_numpy(p)
+    return {"extractor": {"0.weight": numbers[:1, None]}, "classifier": {"weight": numbers[1:, None]}}
+
+
+@pytest.mark.parametrize(("momentum", "server_rate"), [(0.0, 1.0), (0.5, 0.7)])
+def test_two_rounds_by_hand(momentum: float, server_rate: float) -> None:
+    """One sample, and three copies of one: batches of 2 make 1 and 2 steps an epoch. A third client stays away."""
+    samples, sizes = [(1.5, 0), (-0.7, 1)], (1, 3)
+    w, c, own = np.array([0.8, 0.5, -0.3]), np.zeros(3), [np.zeros(3), np.zeros(3)]
+    for _ in range(2):
+        ends, news = [], []
+        for i, (x, y) in enumerate(samples):
+            steps = EPOCHS * (i + 1)
+            ends.append(train_by_hand(w, c - own[i], x, y, steps, momentum))
+            news.append(own[i] - c + (w - ends[i]) * (1 - momentum) / (steps * ETA))
+        w = w + server_rate * (0.25 * (ends[0] - w) + 0.75 * (ends[1] - w))
+        c = c + 2 / 3 * (0.25 * (news[0] - own[0]) + 0.75 * (news[1] - own[1]))
+        own = news
+
+    extractor, classifier = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 2, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.fill_(0.8)
+        classifier.weight.copy_(torch.tensor([[0.5], [-0.3]], dtype=torch.float64))
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=2, epochs=EPOCHS, learning_rate=ETA, momentum=0.9, weight_decay=DECAY)
+    method = Scaffold(setup=Setup(model, 2, 2, training), momentum=momentum, server_learning_rate=server_rate)
+    data = tuple(
+        client_data(torch.full((size, 1), x, dtype=torch.float64), torch.full((size,), y))
+        for (x, y), size in zip([*samples, (1.0, 0)], [*sizes, 5], strict=True)
+    )
+    backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 3, make_key(0))
+    for t in range(2):
+        server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
+    assert_close(select(server, TRAINED), as_tree(w), rtol=0, atol=1e-12)
+    assert_close(server["control"], as_tree(c), rtol=0, atol=1e-12)
+    for i, expected in enumerate([*own, np.zeros(3)]):
+        assert_close(backend.clients[i]["control"], as_tree(expected), rtol=0, atol=1e-12)
+
+
+# -------------------- reductions
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_without_variates_it_is_fedavg(buffers: BufferPolicy) -> None:
+    """That is the first round, whatever `training.momentum` says; the second is another."""
+    setup = Setup(normed_model(buffers), 3, 2, TRAINING)
+    with_momentum = replace(setup, training=replace(TRAINING, momentum=0.9))
+    _, mine = run(Scaffold(setup=with_momentum), RAGGED, 2)
+    _, other = run(FedAvg(setup=setup), RAGGED, 2)
+    assert_close(select(mine[0].server, MODEL_PARTS), other[0].server, rtol=0, atol=1e-12)
+    assert_close(mine[0].views, {name: other[0].views[name] for name in mine[0].views}, rtol=0, atol=1e-12)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close(select(mine[1].server, MODEL_PARTS), other[1].server, rtol=0, atol=1e-6)
+
+
+def test_the_server_goes_part_of_the_way_but_takes_buffers_whole() -> None:
+    setup = Setup(normed_model(), 3, 1, TRAINING)
+    _, mine = run(Scaffold(setup=setup, server_learning_rate=0.25), RAGGED, 1)
+    _, other = run(FedAvg(setup=setup), RAGGED, 1)
+    start = select(setup.model.init_params(), TRAINED)
+    way = tree_map(lambda a, b: a + 0.25 * (b - a), start, select(other[0].server, TRAINED))
+    assert_close(select(mine[0].server, TRAINED), way, rtol=0, atol=1e-12)
+    assert_close(mine[0].server["buffers"], other[0].server["buffers"], rtol=0, atol=1e-12)
+
+
+def pooled_slope(method: Method) -> float:
+    """Return the largest slope of the loss of all samples together where a linear model ends up."""
+    x, y = torch.tensor([[1.0, 0.2], [-0.5, 1.0], [0.3, -1.0], [2.0, 1.0]]).double(), torch.tensor([0, 1, 1, 0])
+    clients = (client_data(x[:1], y[:1]), client_data(x[1:], y[1:]))
+    backend = Sequential(method, Federation(clients, clients[0], 2), make_key(4), workers=1)
+    server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
+    for t in range(method.setup.rounds):
+        server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
+    weight, bias = (server["classifier"][name].clone().requires_grad_() for name in ("weight", "bias"))
+    loss = nn.functional.cross_entropy(x @ weight.T + bias, y)
+    loss = loss + method.setup.training.weight_decay / 2 * (weight.square().sum() + bias.square().sum())
+    return max(float(slope.abs().max()) for slope in torch.autograd.grad(loss, (weight, bias)))
+
+
+def test_it_ends_where_the_pooled_loss_is_lowest_and_fedavg_does_not() -> None:
+    """Clients of 1 and 3 samples: variates with other weights than the models' would end elsewhere."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = Model(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)).double(), classifier="1")
+    training = Training(batch_size=3, epochs=4, learning_rate=0.5, momentum=0.0, weight_decay=0.3)
+    setup = Setup(model, 2, 30, training)
+    assert pooled_slope(FedAvg(setup=setup)) > 1e-2
+    assert pooled_slope(Scaffold(setup=setup)) < 1e-8
+
+
+# -------------------- variates
+
+
+def test_the_common_variate_is_the_mean_of_the_clients() -> None:
+    """With clients of one size, also of those who were never there."""
+    method = Scaffold(setup=Setup(normed_model(), 3, 4, TRAINING))
+    for rounds in (1, 2, 4):
+        backend, results = run(method, EQUAL, rounds)
+        mean = tree_map(lambda rows: rows.mean(0), controls(backend))
+        assert float(mean["classifier"]["weight"].abs().max()) > 1e-3
+        assert_close(results[-1].server["control"], mean, rtol=0, atol=1e-12)
+
+
+def test_corrections_average_to_zero_where_models_are_averaged() -> None:
+    method = Scaffold(setup=Setup(normed_model(), 3, 2, TRAINING))
+    backend, results = run(method, RAGGED, 2, everybody=True)
+    mean = weighted_mean(controls(backend), torch.tensor([len(data.y) for data in RAGGED]))
+    assert_close(results[-1].server["control"], mean, rtol=0, atol=1e-12)
+
+
+def test_who_diverges_keeps_its_variate_and_does_not_count() -> None:
+    broken = client_data(EQUAL[2].x * torch.nan, EQUAL[2].y)
+    method = Scaffold(setup=Setup(normed_model(), 3, 2, TRAINING))
+    backend, results = run(method, (*EQUAL[:2], broken), 1, everybody=True)
+    assert all_finite(results[0].server)
+    assert not any(leaf.any() for leaf in backend.clients[2]["control"]["classifier"].values())
+    mean = tree_map(lambda rows: rows.mean(0), controls(backend))
+    assert_close(results[0].server["control"], mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("still", [replace(TRAINING, learning_rate=0.0), replace(TRAINING, epochs=0)])
+def test_a_round_without_a_step_leaves_variates_alone(still: Training) -> None:
+    method = Scaffold(setup=Setup(normed_model(), 3, 2, TRAINING))
+    backend, results = run(method, RAGGED, 2)
+    server, client = results[-1].server, backend.clients[0]
+    setup = replace(method.setup, training=still)
+    download = method.download(server, torch.tensor(0))
+    result = replace(method, setup=setup).local_update(client, download, RAGGED[0], make_key(1))
+    assert_close(result.client["control"], client["control"], rtol=0, atol=0)
+    for part in ("change", "control_change"):
+        assert not any(leaf.any() for tensors in result.upload[part].values() for leaf in tensors.values())
+
+
+# -------------------- what crosses
+
+
+def test_model_and_variate_cross_both_ways() -> None:
+    """107,690 numbers each, on the paper's network for CIFAR-10."""
+    architecture = MODELS["cifar_cnn"]()
+    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
+    method = Scaffold(setup=Setup(model, 10, 1, replace(TRAINING, epochs=1)))
+    data = client_data(normal(make_key(1), (2, 3, 32, 32), torch.float32), torch.tensor([3, 7]))
+    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 1, make_key(0))
+    report = backend.run_round(server, Round(0, (0,), evaluate=False)).reports[0]
+    assert report.down == {"extractor": 4 * 106_400, "classifier": 4 * 1_290, "control": 4 * 107_690}
+    assert report.up == {"change": 4 * 107_690, "control_change": 4 * 107_690, "bookkeeping": 8}
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    model = normed_model(buffers)
+    method = Scaffold(setup=Setup(model, 3, 2, TRAINING))
+    backend, results = run(method, RAGGED, 2)
+    server, client = results[-1].server, backend.clients[0]
+    assert (
+        ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down) == (buffers == "shared")
+    )
+    received = select(method.download(server, torch.tensor(0)), method.wire(2).down)
+    held = method.personal_params(client, received)["buffers"]
+    assert_close(held, (server if buffers == "shared" else client)["buffers"], rtol=0, atol=0)
+    if buffers != "dropped":
+        initial = model.init_params()["buffers"]["1.running_mean"]
+        assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
+        assert not torch.equal(held["1.running_mean"], initial)
+
+
+def test_defaults_are_the_papers() -> None:
+    method = Scaffold(setup=Setup(normed_model(), 3, 1, TRAINING))
+    assert (method.momentum, method.server_learning_rate, method.headline) == (0.0, 1.0, "pre")
+    assert method.bibtex.startswith("@inproceedings{scaffold2020,")
