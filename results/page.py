@@ -43,13 +43,10 @@ class Run:
         self.config: dict[str, Any] = self.content["config"]
         self.method: str = self.config["method"]["name"]
         self.share: int = self.config["partition"]["share"]
-        # The file's name has the options that were set: `moon-contrastive_weight_5-s10-seed0`.
-        self.label = ", ".join(path.stem.split("-")[:-2])
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its method ran with nothing but default options."""
-        return self.label == self.method
+        # The command has the options that were set, and the file is named after them.
+        words = (word.partition(".") for word in self.content["command"].split() if word.startswith("method."))
+        self.options = ", ".join(option.replace("=", " = ") for _, _, option in words)
+        self.label = f"{self.method} ({self.options})" if self.options else self.method
 
     def accuracy(self, view: str, test: str) -> float | None:
         """Return the figure of a view, if the method has it."""
@@ -98,20 +95,18 @@ Every method with its default options unless the table names some. {notes}
 def _reproduction(runs: list[Run]) -> str:
     """Hold the published rows against ours, in the view that each of them evidently shows."""
     paper = json.loads((FOLDER / "paper.json").read_text(encoding="utf-8"))
-    lines = [
-        f"### Against the paper\n\n{paper['source']}; balanced test, in the view that each row evidently shows.\n"
-    ]
+    lines = [f"### Against the paper\n\n{paper['source']}; balanced test, in the view that each row evidently shows.\n"]
     lines.append("| method | view |" + "".join(f" s = {s}: paper | ours | difference |" for s in SHARES))
     lines.append("|---|---|" + "---|---|---|" * len(SHARES))
     for row in paper["rows"]:
-        for label in dict.fromkeys(run.label for run in runs if run.method == row["method"]):
+        for label, options in {run.label: run.options for run in runs if run.method == row["method"]}.items():
             cells = []
             for share in SHARES:
                 ours = _one(runs, label, share)
                 figure = None if ours is None else ours.accuracy(row["view"], "balanced")
                 published = row[str(share)]
                 cells += [f"{published:.2f}", _cell(figure), "" if figure is None else f"{figure - published:+.2f}"]
-            named = row["name"] if label == row["method"] else f"{row['name']} ({label.split(', ', 1)[1]})"
+            named = f"{row['name']} ({options})" if options else row["name"]
             lines.append(f"| {named} | `{row['view']}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -11,6 +11,7 @@ import pytest
 from fedmate.catalogue import TABLES, catalogue
 from fedmate.core import Training, option
 from fedmate.core.options import options_of
+from fedmate.costs import costs_of
 from fedmate.datasets import DATASETS, Arrays, Dataset
 from fedmate.errors import UserError
 from fedmate.experiment.config import General
@@ -34,6 +35,12 @@ class Toy(Dataset):
         raise NotImplementedError
 
 
+@pytest.fixture(scope="module")
+def methods() -> list[str]:
+    """The lines of the methods: each of these is asked, which takes its time."""
+    return list(catalogue("methods"))
+
+
 def names(lines: list[str]) -> list[str]:
     """Return what stands at the level of names: two spaces in."""
     return [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
@@ -46,7 +53,7 @@ def test_every_kind_can_be_listed() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_lists_every_row_of_its_table(kind: str) -> None:
     lines = list(catalogue(kind))
-    assert lines[0] == f"{kind}:"
+    assert lines[0].partition(":")[0] == kind
     assert names(lines) == TABLES[kind].names()
     assert names(lines)
 
@@ -63,8 +70,8 @@ def test_sections_list_their_options(kind: str, cls: type) -> None:
     assert any(line.endswith("]") for line in lines)
 
 
-def test_what_the_project_promises_is_there() -> None:
-    assert {"local", "fedavg", "fedper", "fedrep"} <= set(names(list(catalogue("methods"))))
+def test_what_the_project_promises_is_there(methods: list[str]) -> None:
+    assert {"local", "fedavg", "fedper", "fedrep"} <= set(names(methods))
     assert {"share", "pathological", "iid", "dirichlet"} <= set(names(list(catalogue("partitions"))))
     assert "digits" in names(list(catalogue("datasets")))
     assert "digits_cnn" in names(list(catalogue("models")))
@@ -72,21 +79,69 @@ def test_what_the_project_promises_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_a_method_is_described_with_its_options_their_defaults_and_presets(name: str) -> None:
-    lines = list(catalogue("methods"))
+def test_a_method_is_described_with_its_options_their_defaults_and_presets(name: str, methods: list[str]) -> None:
     cls = METHODS[name]
-    start = next(i for i, line in enumerate(lines) if line.split()[0] == name)
-    end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith("   ")), len(lines))
-    own = [line.strip() for line in lines[start + 1 : end]]
-    assert (cls.__doc__ or "").splitlines()[0] in lines[start]
-    expected = [f"{key}: {field.metadata['help']} [{field.default}]" for key, field in options_of(cls).items()]
+    start = next(i for i, line in enumerate(methods) if line.split()[0] == name)
+    end = next((i for i in range(start + 1, len(methods)) if not methods[i].startswith("   ")), len(methods))
+    costs, *own = [line.strip() for line in methods[start + 1 : end]]
+    assert (cls.__doc__ or "").splitlines()[0] in methods[start]
+    assert costs == costs_of(cls).describe()
+    defaults = {key: "" if field.default is None else f" [{field.default}]" for key, field in options_of(cls).items()}
+    expected = [f"{key}: {field.metadata['help']}{defaults[key]}" for key, field in options_of(cls).items()]
     assert own == expected + ([f"preset: {', '.join(cls.presets)}"] if cls.presets else [])
 
 
-def test_the_options_of_fedrep_stand_there_word_for_word() -> None:
+def test_the_options_of_fedrep_stand_there_word_for_word(methods: list[str]) -> None:
+    assert methods[0] == (
+        "methods: numbers are what a client receives (down) and sends (up) in a round, in float32, on the paper's "
+        "CIFAR CNN with 10 classes"
+    )
+    at = next(i for i, line in enumerate(methods) if line.startswith("  fedrep "))
+    assert methods[at + 1] == "      shares extractor; keeps classifier; 106,400 numbers down, 106,400 up"
+    assert methods[at + 2] == "      classifier_epochs: passes that train the classifier, the extractor frozen [1]"
+    assert "      preset: authors, tuned" in methods[at:]
+
+
+OTHERS = """
+from fedmate.core import Wire
+from fedmate.methods.fedavg import FedAvg
+
+class Heads(FedAvg):
+    def wire(self, round_number):
+        return Wire(frozenset({"classifier"}), frozenset({"classifier", "num_samples"}))
+    def init_client(self, params, key):
+        return params
+
+class Broken(FedAvg):
+    def wire(self, round_number):
+        raise RuntimeError("no\\nidea")
+
+def function():
+    pass
+"""
+"""A module of another package: a good method, one that raises, and one that is no class."""
+
+
+def test_methods_of_other_packages_are_asked_too_and_cannot_break_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: list[str]
+) -> None:
+    (tmp_path / "more_methods.py").write_text(OTHERS)
+    info = tmp_path / "more_methods-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-methods\nVersion: 1.0\n")
+    points = (
+        "[fedmate.methods]",
+        *(f"{name} = more_methods:{name}" for name in ("Heads", "Broken", "function", "Gone")),
+    )
+    (info / "entry_points.txt").write_text("\n".join(points))
+    monkeypatch.syspath_prepend(tmp_path)
     lines = list(catalogue("methods"))
-    assert "      classifier_epochs: passes that train the classifier, the extractor frozen [1]" in lines
-    assert "      preset: authors, tuned" in lines
+    after = {line.split()[0]: lines[i : i + 2] for i, line in enumerate(lines)}
+    assert after["Heads"][1] == "      shares classifier; keeps extractor; 1,290 numbers down, 1,290 up"
+    assert after["Broken"][1] == "      what it shares cannot be told: asked, it raised RuntimeError('no\\nidea')"
+    assert "`function` is <function function" in after["function"][0]
+    assert "`Gone` of the entry point `more_methods:Gone` cannot be loaded" in after["Gone"][0]
+    assert set(methods) <= set(lines)
 
 
 def test_presets_are_listed_and_an_option_without_default_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

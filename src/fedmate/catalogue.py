@@ -8,8 +8,9 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from fedmate.backends import BACKENDS
-from fedmate.core import Training
+from fedmate.core import Method, Training
 from fedmate.core.options import options_of
+from fedmate.costs import SETTING, costs_of
 from fedmate.datasets import DATASETS, Dataset
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import General
@@ -23,6 +24,11 @@ SECTIONS: dict[str, type] = {"settings": General, "training": Training}
 
 TABLES: dict[str, Registry[Any]] = {table.kind: table for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)}
 
+CAPTIONS = {
+    "methods": f" numbers are what a client receives (down) and sends (up) in a round, in float32, on {SETTING}",
+}
+"""What the lines of a table do not explain themselves."""
+
 
 def catalogue(kind: str | None) -> Iterator[str]:
     """Yield the lines that describe one table, or all of them."""
@@ -30,11 +36,11 @@ def catalogue(kind: str | None) -> Iterator[str]:
         raise UserError(f"`{kind}` cannot be listed; {nearest(kind, (*SECTIONS, *TABLES))}")
     for name, section in SECTIONS.items():
         if kind in (None, name):
-            yield f"{name}: {(inspect.getdoc(section) or '').splitlines()[0]}"
+            yield f"{name}: {_first_line(section)}"
             yield from _options(section)
     for name, table in TABLES.items():
         if kind in (None, name):
-            yield f"{name}:"
+            yield f"{name}:{CAPTIONS.get(name, '')}"
             for row in table.names():
                 try:
                     yield from _describe(row, table[row])
@@ -50,7 +56,11 @@ def _options(cls: type) -> Iterator[str]:
 
 
 def _describe(name: str, cls: type) -> Iterator[str]:
-    yield f"  {name:<14} {(inspect.getdoc(cls) or '').splitlines()[0]}"
+    if not isinstance(cls, type):
+        raise UserError(f"`{name}` is {cls!r}, which is not a class; see what its entry point names.")
+    yield f"  {name:<14} {_first_line(cls)}"
+    if issubclass(cls, Method):
+        yield f"      {_costs(cls)}"
     yield from _options(cls)
     if issubclass(cls, Dataset):
         spread = (f"{section}.{key}={value}" for section, keys in cls().defaults.items() for key, value in keys.items())
@@ -58,3 +68,15 @@ def _describe(name: str, cls: type) -> Iterator[str]:
     presets = getattr(cls, "presets", {})
     if presets:
         yield f"      preset: {', '.join(presets)}"
+
+
+def _first_line(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+def _costs(cls: type[Method]) -> str:
+    try:
+        return costs_of(cls).describe()
+    except Exception as error:
+        # Another package's fault, whatever it raises: the other methods are listed all the same.
+        return f"what it shares cannot be told: asked, it raised {error!r}"

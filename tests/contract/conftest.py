@@ -2,7 +2,8 @@
 
 Five ragged clients (the second holds one class, the third one sample) with bytes that are cropped and mirrored in
 training, a class nobody holds, four models with a few dozen parameters, partial participation. Tests get everything
-through fixtures, so a row added to a table is tried without anything being written.
+through fixtures, so a row added to a table is tried without anything being written. Methods are those of the table:
+fedmate's own, that of `examples/`, and whatever other packages in this environment bring.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from tests.installed import installed_example
 from torch import Tensor, nn
 
 from fedmate.backends import BACKENDS, Backend
@@ -57,6 +59,9 @@ FASTER: dict[str, object] = {"tuning_epochs": 2}
 
 TELLING: dict[str, object] = {"cft": "period:2"}
 """Options set so that rounds differ in what crosses, where a method has them."""
+
+with installed_example():
+    METHOD_NAMES = METHODS.names()
 
 ModelName = Literal["plain", "shared", "private", "dropped"]
 
@@ -225,6 +230,13 @@ def _make(method_name: str, model_name: ModelName, training: Training = TRAINING
     return Lab(replace(method, setup=prepared), federation, make_key(11))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def example_is_installed() -> Iterator[None]:
+    """Keep the example's method in the table for these tests, and for no others."""
+    with installed_example():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Keep torch from splitting tiny operations over threads, which costs 25 times their work on a busy machine."""
@@ -240,7 +252,7 @@ def make_lab() -> MakeLab:
     return _make
 
 
-@pytest.fixture(params=METHODS.names())
+@pytest.fixture(params=METHOD_NAMES)
 def method_name(request: pytest.FixtureRequest) -> str:
     """Every method of the table, in turn."""
     name: str = request.param

@@ -309,6 +309,11 @@ def with_card(**changes: Any) -> dict[str, Any]:
     return note(card={**note()["card"], **changes})
 
 
+def with_method(options: Any, name: Any = "moon", **network: Any) -> dict[str, Any]:
+    whole = {"name": "digits_cnn", "options": {"width": 8, **network}, "method": {"name": name, "options": options}}
+    return note(architecture=whole)
+
+
 WRONG_NOTES: dict[str, tuple[Any, str]] = {
     "another version": (note(format=2), "it is of format 2"),
     "no card": (note(card=None), "its description is not fedmate's"),
@@ -332,6 +337,12 @@ WRONG_NOTES: dict[str, tuple[Any, str]] = {
     "option of another type": (note(architecture={"name": "digits_cnn", "options": {"width": "8"}}), "`model.width`"),
     "huge": (note(architecture={"name": "digits_cnn", "options": {"width": 10**15}}), "its network cannot be built"),
     "options are a list": (note(architecture={"name": "digits_cnn", "options": [1]}), "its description makes no sense"),
+    "layers that are not there": (with_method({"projection": "official"}), "its tensors do not fit its architecture"),
+    "method without options": (with_method(None), "its description makes no sense"),
+    "method without a name": (with_method({}, name=3), "its description makes no sense"),
+    "unknown method": (with_method({}, name="mon"), "`method.name`"),
+    "unknown option of a method": (with_method({"projektion": "official"}), "`method.projektion`"),
+    "huge, with a method": (with_method({"projection": "official"}, width=10**15), "its network cannot be built"),
     "a list": ([1, 2], "it is not a file of fedmate's"),
     "deep": ("[" * 100_000, "it is not a file of fedmate's"),
     "no JSON": ("{", "it is not a file of fedmate's"),

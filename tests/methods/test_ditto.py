@@ -101,7 +101,7 @@ def test_two_rounds_by_hand() -> None:
     server = method.init_server(model.init_params(), 2, make_key(0))
     for t in range(2):
         server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
-    found = [server, *(client["personal"] for client in backend.clients)]
+    found = [server, *(client["personal_model"] for client in backend.clients)]
     for tree, expected in zip(found, (common, *personal), strict=True):
         numbers = torch.cat([tree["extractor"]["0.weight"], tree["classifier"]["weight"]]).flatten()
         assert_close(numbers, torch.from_numpy(expected), rtol=0, atol=1e-12)
@@ -110,9 +110,7 @@ def test_two_rounds_by_hand() -> None:
 # -------------------- reductions
 
 
-@pytest.mark.parametrize(
-    ("buffers", "weight"), [("shared", 0.0), ("shared", 0.7), ("private", 0.7), ("dropped", 0.7)]
-)
+@pytest.mark.parametrize(("buffers", "weight"), [("shared", 0.0), ("shared", 0.7), ("private", 0.7), ("dropped", 0.7)])
 def test_the_common_model_is_fedavgs_bit_for_bit(buffers: BufferPolicy, weight: float) -> None:
     setup = Setup(normed_model(buffers), 3, 3, TRAINING)
     ours, mine = run(Ditto(setup=setup, proximal_weight=weight), 3)
@@ -132,7 +130,7 @@ def test_without_a_pull_personal_models_are_locals_bit_for_bit(buffers: BufferPo
     ours, mine = run(Ditto(setup=setup, proximal_weight=0.0), 3)
     theirs, other = run(Local(setup=setup), 3)
     for client, reference in zip(ours.clients, theirs.clients, strict=True):
-        assert_close(client["personal"], reference, rtol=0, atol=0)
+        assert_close(client["personal_model"], reference, rtol=0, atol=0)
     for a, b in zip(mine, other, strict=True):
         for view in ("pre", "post"):
             assert_close(a.views[view], b.views[view], rtol=0, atol=0)
@@ -177,12 +175,12 @@ def test_a_personal_model_has_statistics_of_its_own(buffers: BufferPolicy) -> No
     server, (one, other, _) = results[-1].server, backend.clients
     assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
     name, initial = "1.running_mean", model.init_params()["buffers"]["1.running_mean"]
-    own = [one["personal"]["buffers"][name], other["personal"]["buffers"][name], one["buffers"][name]]
+    own = [one["personal_model"]["buffers"][name], other["personal_model"]["buffers"][name], one["buffers"][name]]
     assert len({tuple(mean.tolist()) for mean in (*own, initial)}) == 4
     assert torch.equal(server["buffers"][name], initial) == (buffers == "private")
     download = method.download(server, torch.tensor(0))
     received = {part: tree for part, tree in download.items() if part in method.wire(0).down}
-    assert_close(method.personal_params(one, received), one["personal"], rtol=0, atol=0)
+    assert_close(method.personal_params(one, received), one["personal_model"], rtol=0, atol=0)
 
 
 def test_the_personal_model_stays_and_is_what_is_evaluated() -> None:
@@ -193,7 +191,7 @@ def test_the_personal_model_stays_and_is_what_is_evaluated() -> None:
     for t in range(2):
         result = method.local_update(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(t))
         client = result.client
-    assert_close(result.params, client["personal"], rtol=0, atol=0)
+    assert_close(result.params, client["personal_model"], rtol=0, atol=0)
     assert not torch.equal(result.upload["extractor"]["0.weight"], result.params["extractor"]["0.weight"])
     assert set(result.upload) == {"extractor", "classifier", "buffers", "num_samples"}
     assert method.global_params(server) == server
@@ -202,7 +200,7 @@ def test_the_personal_model_stays_and_is_what_is_evaluated() -> None:
 def test_a_client_that_never_took_part_holds_the_initial_model() -> None:
     model = normed_model()
     backend, _ = run(Ditto(setup=Setup(model, 3, 1, TRAINING)), 1)
-    assert_close(backend.clients[0]["personal"], model.init_params(), rtol=0, atol=0)
+    assert_close(backend.clients[0]["personal_model"], model.init_params(), rtol=0, atol=0)
 
 
 def test_the_ledger_on_the_cifar_network() -> None:

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
+    MODEL_PARTS,
     BufferPolicy,
     ClientData,
     Federation,
@@ -110,7 +111,7 @@ def test_a_round_by_hand() -> None:
     assert_close(server["extractor"]["0.weight"].numpy(), np.array([[mean_w]]), rtol=0, atol=1e-12)
     assert_close(server["classifier"]["weight"].numpy(), mean_v[:, None], rtol=0, atol=1e-12)
     for client, (_, _, own) in zip(backend.clients, trained, strict=True):
-        assert_close(client["personal"]["weight"].numpy(), own[:, None], rtol=0, atol=1e-12)
+        assert_close(client["personal_classifier"]["weight"].numpy(), own[:, None], rtol=0, atol=1e-12)
 
 
 # -------------------- the generic stream
@@ -152,13 +153,13 @@ def test_classes_a_client_lacks_are_neither_raised_nor_lowered() -> None:
             assert_close(result.upload["classifier"][name][lacking], before[lacking], rtol=0, atol=0)
         alone = len(lacking) == 2
         assert torch.equal(result.upload["extractor"]["1.weight"], start["extractor"]["1.weight"]) == alone
-        assert result.client["personal"]["weight"].abs().min() > 0
+        assert result.client["personal_classifier"]["weight"].abs().min() > 0
 
 
 def test_padding_may_carry_a_label_the_client_lacks() -> None:
     method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
-    start, data = method.setup.model.init_params(), CLIENTS[2]
-    padded = pad(data, 7)
+    start, data = method.setup.model.init_params(), sequences(3, [0, 2, 2])
+    padded = pad(data, 6)
     padded = padded._replace(y=torch.where(padded.mask, padded.y, torch.ones_like(padded.y)))
     client = method.init_client(start, make_key(0))
     plain, other = (method.local_update(client, start, d, make_key(1)) for d in (data, padded))
@@ -173,7 +174,7 @@ def test_before_it_trains_a_client_holds_the_generic_model() -> None:
     method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
     backend, results = run(method, CLIENTS, 1)
     server = results[0].server
-    assert not any(leaf.any() for leaf in backend.clients[0]["personal"].values())
+    assert not any(leaf.any() for leaf in backend.clients[0]["personal_classifier"].values())
     held = [method.personal_params(client, method.download(server, torch.tensor(0))) for client in backend.clients]
     assert_close(held[0], server, rtol=0, atol=0)
     assert not torch.equal(held[1]["classifier"]["weight"], server["classifier"]["weight"])
@@ -188,20 +189,23 @@ def test_logits_of_the_personalised_model_are_those_of_both_classifiers() -> Non
     server, client = results[-1].server, backend.clients[0]
     params = method.personal_params(client, method.download(server, torch.tensor(0)))
     z, _ = model.features(server, CLIENTS[0].x)
-    both = model.classify(server, z) + model.classify({"classifier": client["personal"]}, z)
+    both = model.classify(server, z) + model.classify({"classifier": client["personal_classifier"]}, z)
     assert_close(model.logits(params, CLIENTS[0].x), both, rtol=0, atol=1e-12)
     assert_close(method.global_params(server), server, rtol=0, atol=0)
+    result = method.local_update(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(1))
+    after = method.personal_params(result.client, select(result.upload, MODEL_PARTS))
+    assert_close(result.params, after, rtol=0, atol=0)
 
 
 def test_what_is_sent_does_not_depend_on_the_personal_classifier() -> None:
     method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
     start = method.setup.model.init_params()
     client = method.init_client(start, make_key(0))
-    other = {**client, "personal": tree_map(lambda leaf: leaf + 2, client["personal"])}
+    other = {**client, "personal_classifier": tree_map(lambda leaf: leaf + 2, client["personal_classifier"])}
     one, two = (method.local_update(own, start, CLIENTS[0], make_key(1)) for own in (client, other))
     assert_close(one.upload, two.upload, rtol=0, atol=0)
-    assert "personal" not in one.upload
-    assert not torch.equal(one.client["personal"]["weight"], two.client["personal"]["weight"])
+    assert "personal_classifier" not in one.upload
+    assert not torch.equal(one.client["personal_classifier"]["weight"], two.client["personal_classifier"]["weight"])
 
 
 def test_personal_classifiers_never_cross() -> None:
@@ -213,10 +217,10 @@ def test_personal_classifiers_never_cross() -> None:
         server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
         result = backend.run_round(server, Round(0, (0, 1), evaluate=False))
         assert set(result.server) == {"extractor", "classifier", "buffers"}
-        assert not any("personal" in {**report.down, **report.up} for report in result.reports)
+        assert not any("personal_classifier" in {**report.down, **report.up} for report in result.reports)
         ends.append(backend.clients)
-    assert_close(ends[0][0]["personal"], ends[1][0]["personal"], rtol=0, atol=0)
-    assert not torch.equal(ends[0][1]["personal"]["weight"], ends[1][1]["personal"]["weight"])
+    assert_close(ends[0][0]["personal_classifier"], ends[1][0]["personal_classifier"], rtol=0, atol=0)
+    assert not torch.equal(ends[0][1]["personal_classifier"]["weight"], ends[1][1]["personal_classifier"]["weight"])
 
 
 def test_a_classifier_of_two_layers_is_refused() -> None:

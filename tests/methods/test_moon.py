@@ -153,7 +153,7 @@ def test_two_rounds_by_hand() -> None:
         found = (server["extractor"]["0.weight"], server["classifier"]["weight"])
         assert_close(found, tuple(map(leaf, expected)), rtol=0, atol=1e-12)
     for client, (own, _) in zip(backend.clients, second, strict=True):
-        assert_close(client["previous"]["extractor"]["0.weight"], leaf(own), rtol=0, atol=1e-12)
+        assert_close(client["previous_model"]["extractor"]["0.weight"], leaf(own), rtol=0, atol=1e-12)
 
 
 # -------------------- reductions
@@ -167,7 +167,7 @@ def test_without_weight_it_is_fedavg_and_fedprox_bit_for_bit(buffers: BufferPoli
     ours, mine = run(MOON(setup=setup, contrastive_weight=0), PARTIAL)
     for method in (FedAvg(setup=setup), FedProx(setup=setup, proximal_weight=0)):
         theirs, other = run(method, PARTIAL)
-        kept = [{"buffers": client["previous"]["buffers"]} for client in ours.clients]
+        kept = [{"buffers": client["previous_model"]["buffers"]} for client in ours.clients]
         assert_close(kept, list(theirs.clients), rtol=0, atol=0)
         for a, b in zip(mine, other, strict=True):
             assert_close(a.server, b.server, rtol=0, atol=0)
@@ -199,6 +199,15 @@ def test_who_comes_late_trains_as_in_fedavg() -> None:
         theirs = average.local_update({}, server, CLIENTS[i], make_key(i)).params
         same = torch.equal(mine["extractor"]["0.weight"], theirs["extractor"]["0.weight"])
         assert same == (i == 0)
+
+
+def test_without_weight_the_previous_model_is_not_looked_at() -> None:
+    setup = Setup(normed_model("shared"), 3, 2, TRAINING)
+    moon, average, params = MOON(setup=setup, contrastive_weight=0), FedAvg(setup=setup), setup.model.init_params()
+    lost = tree_map(lambda tensor: torch.full_like(tensor, torch.nan), params)
+    client = {"previous_model": lost, "has_previous": torch.tensor(True)}
+    mine = moon.local_update(client, params, CLIENTS[0], make_key(1)).params
+    assert_close(mine, average.local_update({}, params, CLIENTS[0], make_key(1)).params, rtol=0, atol=0)
 
 
 # -------------------- what is compared
@@ -266,7 +275,7 @@ def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
     model = normed_model(buffers)
     method = MOON(setup=Setup(model, 3, 2, TRAINING))
     backend, results = run(method, PARTIAL[:2])
-    server, own = results[-1].server, backend.clients[2]["previous"]["buffers"]
+    server, own = results[-1].server, backend.clients[2]["previous_model"]["buffers"]
     moved = not torch.equal(server["buffers"]["1.running_mean"], model.init_params()["buffers"]["1.running_mean"])
     assert moved == (buffers == "shared")
     assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
@@ -281,9 +290,9 @@ def test_a_client_keeps_what_it_trained_until_it_takes_part_again() -> None:
     method = MOON(setup=Setup(normed_model("shared"), 3, 2, TRAINING))
     (before, _), (after, _) = run(method, ((0, 1),)), run(method, ((0, 1), (1, 2)))
     assert_close(after.clients[0], before.clients[0], rtol=0, atol=0)
-    changed = after.clients[1]["previous"]["extractor"]["0.weight"]
-    assert not torch.equal(changed, before.clients[1]["previous"]["extractor"]["0.weight"])
-    assert set(after.clients[0]) == {"previous", "has_previous"}
+    changed = after.clients[1]["previous_model"]["extractor"]["0.weight"]
+    assert not torch.equal(changed, before.clients[1]["previous_model"]["extractor"]["0.weight"])
+    assert set(after.clients[0]) == {"previous_model", "has_previous"}
 
 
 @pytest.mark.parametrize(
@@ -334,6 +343,14 @@ def test_the_classifier_reads_what_two_layers_make_of_the_features() -> None:
     expected = hidden @ params["extractor"]["5.2.weight"].T + params["extractor"]["5.2.bias"]
     assert_close(model.features(params, x)[0], expected)
     model.check(x, 3)
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_it_leaves_buffers_as_they_were_declared(buffers: BufferPolicy) -> None:
+    plain = normed_model(buffers)
+    model = official(plain)
+    assert (model.buffer_policy, model.shared_buffers) == (buffers, plain.shared_buffers)
+    assert_close(model.init_params()["buffers"], plain.init_params()["buffers"])
 
 
 def test_it_is_initialised_like_a_layer_of_pytorch() -> None:

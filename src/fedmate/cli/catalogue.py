@@ -16,7 +16,10 @@ def list_(
         ),
     ] = None,
 ) -> None:
-    """List what an experiment can name, with options and defaults."""
+    """List what an experiment can name, with options and defaults.
+
+    Of a method, also what it shares, what it keeps private, and how many numbers cross in a round.
+    """
     from fedmate.catalogue import catalogue
 
     for line in catalogue(kind):

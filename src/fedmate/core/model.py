@@ -159,7 +159,9 @@ class Model:
     def width(self) -> int:
         """The length of a feature vector (K)."""
         if "weight" not in self._initial["classifier"]:
-            raise UserError("`classifier` must be a single linear layer for methods that use prototypes.")
+            raise UserError(
+                "`classifier` must be a single linear layer for this method, which works on the features before it."
+            )
         return self._initial["classifier"]["weight"].shape[1]
 
     @property

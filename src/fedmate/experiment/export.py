@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,8 +49,12 @@ def describe(restored: Restored, params: Tree, client: int | str) -> PortableMod
         "round": restored.round,
         "fedmate": fedmate.__version__,
     }
-    architecture = {"name": experiment.model.name, "options": dict(experiment.model.options)}
-    return PortableModel(restored.method.setup.model.to_module(params), restored.card, architecture, origin)
+    method, model = restored.method, restored.method.setup.model
+    architecture: dict[str, Any] = {"name": experiment.model.name, "options": dict(experiment.model.options)}
+    # A method that adds layers, and would again, is part of what the network is.
+    if method.prepare(model) is not model:
+        architecture["method"] = {"name": experiment.method.name, "options": dict(experiment.method.options)}
+    return PortableModel(model.to_module(params), restored.card, architecture, origin)
 
 
 def _export(restored: Restored, client: int | None, given: Given) -> PortableModel:

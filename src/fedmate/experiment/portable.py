@@ -29,9 +29,10 @@ from fedmate.datasets import Normalisation
 from fedmate.datasets.given import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
+from fedmate.experiment.build import make_method
 from fedmate.experiment.card import Card
-from fedmate.experiment.config import Layer, resolve
-from fedmate.experiment.given import structure
+from fedmate.experiment.config import Experiment, Layer, resolve
+from fedmate.experiment.given import Given, structure
 from fedmate.experiment.inputs import as_samples, read_array
 from fedmate.experiment.program import Program
 from fedmate.models import MODELS
@@ -72,7 +73,8 @@ class PortableModel:
         module: plain PyTorch, on the CPU, in evaluation mode; it reads normalised samples and answers with logits.
         card: what it reads and answers. One that came out of a `.pt2` file normalises its samples itself, so its card
             has nothing left to do.
-        architecture: `name` and `options`, as in the section `[model]` of an experiment.
+        architecture: `name` and `options`, as in the section `[model]` of an experiment; if a method added layers, then
+            `method`, with the `name` and the `options` of its section.
         origin: where it comes from: `method`, `dataset`, `client` (a number, `global` or `newcomer`), `round` and the
             version of `fedmate`.
 
@@ -234,15 +236,23 @@ def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any]]:
     try:
         if note["format"] != FORMAT:
             raise DamagedError(f"it is of format {note['format']}, written by another version of fedmate")
-        card, architecture = Card.from_dict(note["card"]), dict(note["architecture"])
-        options: Mapping[str, Any] = architecture["options"]
-        sound = isinstance(architecture["name"], str) and isinstance(options, dict)
-        sound = sound and card.dtype in ("float32", "float64") and min(*card.input_shape, len(card.class_names)) > 0
+        card, architecture = Card.from_dict(note["card"]), _section(note["architecture"])
+        if "method" in note["architecture"]:
+            architecture["method"] = _section(note["architecture"]["method"])
+        sound = card.dtype in ("float32", "float64") and min(*card.input_shape, len(card.class_names)) > 0
         if not sound or not all(std > 0 for std in card.normalisation.std):
             raise DamagedError("its description makes no sense")
-        return card, {"name": architecture["name"], "options": dict(options)}, dict(note["origin"])
+        return card, architecture, dict(note["origin"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
+
+
+def _section(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name and the options of a section of an experiment."""
+    name, options = values["name"], values["options"]
+    if not isinstance(name, str) or not isinstance(options, dict):
+        raise DamagedError("its description makes no sense")
+    return {"name": name, "options": dict(options)}
 
 
 def _build(path: Path, card: Card, architecture: dict[str, Any], model: nn.Module | None) -> nn.Module:
@@ -256,10 +266,16 @@ def _build(path: Path, card: Card, architecture: dict[str, Any], model: nn.Modul
     if name != "given" and model is not None:
         raise UserError(f"`model` is given, but `{path}` holds `{name}`, which fedmate has; leave it out.")
     # As in an experiment: what is wrong with an option is said in the same words.
-    chosen = resolve([Layer(str(path), {"model": {**options, "name": name}})]).model
+    sections = {"model": {**options, "name": name}}
+    if "method" in architecture:
+        sections["method"] = {**architecture["method"]["options"], "name": architecture["method"]["name"]}
+    experiment = resolve([Layer(str(path), sections)])
+    chosen = experiment.model
+    if model is not None and structure(model) != chosen.options["digest"]:
+        raise UserError("`model` has another structure than the network that was trained; give the same one.")
+    if "method" in architecture:
+        return _build_with_method(experiment, card, model)
     if model is not None:
-        if structure(model) != chosen.options["digest"]:
-            raise UserError("`model` has another structure than the network that was trained; give the same one.")
         module = copy.deepcopy(model)
     else:
         with torch.random.fork_rng(devices=[]):
@@ -270,3 +286,13 @@ def _build(path: Path, card: Card, architecture: dict[str, Any], model: nn.Modul
     if chosen.options["buffers"] == "dropped":
         drop_statistics(module)
     return module.to("cpu", getattr(torch, card.dtype))
+
+
+def _build_with_method(experiment: Experiment, card: Card, module: nn.Module | None) -> nn.Module:
+    """Make a network as a run does whose method adds layers to it."""
+    on_cpu = experiment.with_general(device="cpu", dtype=card.dtype)
+    try:
+        model = make_method(on_cpu, card, Given(module=module)).setup.model
+    except (RuntimeError, MemoryError) as error:
+        raise DamagedError("its network cannot be built") from error
+    return model.to_module(model.init_params())

@@ -30,8 +30,6 @@ from fedmate.core import (
     Method,
     Tree,
     Wire,
-    batches,
-    fit,
     num_samples,
     option,
     select,
@@ -70,7 +68,7 @@ class Ditto(Method):
 
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps its own model, and its buffers of the common one in case they are private."""
-        return {"personal": params, **select(params, ("buffers",))}
+        return {"personal_model": params, **select(params, ("buffers",))}
 
     def wire(self, round_number: int) -> Wire:
         """The common model crosses both ways, and the client's size goes up."""
@@ -83,16 +81,10 @@ class Ditto(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model as FedAvg does, and the own one near what was received."""
-        training = self.setup.training
         common = train_together(self.setup, {**select(client, ("buffers",)), **download}, data, key)
-        personal = fit(
-            proximal_loss(self.setup.model, download, self.proximal_weight),
-            client["personal"],
-            batches(data, training.batch_size, training.epochs, key),
-            training.optimiser(),
-            ("extractor", "classifier"),
-        )
-        kept = {"personal": personal, **select(common, ("buffers",))}
+        near = proximal_loss(self.setup.model, download, self.proximal_weight)
+        personal = train_together(self.setup, client["personal_model"], data, key, near)
+        kept = {"personal_model": personal, **select(common, ("buffers",))}
         return LocalResult(kept, {**common, "num_samples": num_samples(data)}, personal, diagnostics={})
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
@@ -101,7 +93,7 @@ class Ditto(Method):
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds its own model."""
-        personal: Tree = client["personal"]
+        personal: Tree = client["personal_model"]
         return personal
 
     def global_params(self, server: Tree) -> Tree | None:

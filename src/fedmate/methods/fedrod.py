@@ -79,7 +79,7 @@ class FedRoD(Method):
 
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps its personal classifier, at first zero, and its buffers in case they are private."""
-        return {"personal": tree_map(torch.zeros_like, params["classifier"]), **select(params, ("buffers",))}
+        return {"personal_classifier": tree_map(torch.zeros_like, params["classifier"]), **select(params, ("buffers",))}
 
     def wire(self, round_number: int) -> Wire:
         """The generic model crosses both ways, and the client's size goes up."""
@@ -94,14 +94,16 @@ class FedRoD(Method):
         """Train the generic model and the personal classifier side by side."""
         training = self.setup.training
         params = fit(
-            self._objective(data, client["personal"]["weight"].dtype),
+            self._objective(data, client["personal_classifier"]["weight"].dtype),
             {**client, **download},
             batches(data, training.batch_size, training.epochs, key),
             training.optimiser(),
-            ("extractor", "classifier", "personal"),
+            ("extractor", "classifier", "personal_classifier"),
         )
         upload = {**select(params, MODEL_PARTS), "num_samples": num_samples(data)}
-        return LocalResult(select(params, ("personal", "buffers")), upload, _added_up(params), diagnostics={})
+        return LocalResult(
+            select(params, ("personal_classifier", "buffers")), upload, _added_up(params), diagnostics={}
+        )
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average the generic models by n_i."""
@@ -136,4 +138,7 @@ class FedRoD(Method):
 
 def _added_up(params: Tree) -> Tree:
     """Return the personalised model: one layer whose logits are those of both classifiers together."""
-    return {**select(params, MODEL_PARTS), "classifier": tree_map(torch.add, params["classifier"], params["personal"])}
+    return {
+        **select(params, MODEL_PARTS),
+        "classifier": tree_map(torch.add, params["classifier"], params["personal_classifier"]),
+    }

@@ -3,11 +3,11 @@
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 
 Deviations:
-- the features compared are those the classifier reads, without the projection of the paper unless `projection` is
-  `official`; the weight of the contrast is 1 unless set (the authors tune it, and take 5 on CIFAR-10);
-- a client without a previous model, in its first round whenever that is, trains on cross-entropy alone: the paper would
-  compare it with the initial model, the authors' code does as we do in round 0;
-- both models that are compared with run in evaluation mode; the last local model is the only previous one;
+- the features compared are those the classifier reads, without the paper's projection unless `projection` is
+  `official`; the contrast has weight 1 unless set (the authors tune it, and take 5 on CIFAR-10);
+- a client's first round, whenever that is, has no contrast; in the authors' code this holds for round 0, and who comes
+  later is kept away from a model of random numbers;
+- one previous model is kept, as in the paper; the authors' code can keep several;
 - momentum and weight decay as in the shared protocol; buffers follow the model's declaration.
 """
 
@@ -71,7 +71,7 @@ class MOON(Method):
     contrastive_weight: float = option(1.0, "weight of the contrastive loss (mu); 0 is FedAvg", Limits(at_least=0))
     temperature: float = option(0.5, "what cosines are divided by in that loss (tau)", Limits(above=0))
     projection: Literal["none", "official"] = option(
-        "none", "compare features as they are, or `official`: add two layers, 256 wide, that the classifier reads"
+        "none", "none, or official: two more layers, 256 wide, between extractor and classifier"
     )
 
     def prepare(self, model: Model) -> Model:
@@ -79,7 +79,7 @@ class MOON(Method):
         if self.projection == "none":
             return model
         width = model.width
-        # Another network, another projection: its weights come from the experiment's seed.
+        # Drawn by the network's own weights, which the experiment's seed has drawn.
         origin = model.init_params()["classifier"]["weight"].float().cpu().contiguous().numpy()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(zlib.crc32(origin))
@@ -116,7 +116,7 @@ class MOON(Method):
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""
-        return {"buffers": client["previous"]["buffers"], **download}
+        return {"buffers": client["previous_model"]["buffers"], **download}
 
     def global_params(self, server: Tree) -> Tree | None:
         """The average."""
@@ -128,7 +128,7 @@ class MOON(Method):
         if self.contrastive_weight == 0:
             return supervised_loss(model)
         look_global = _frozen_features(model, received, data)
-        look_previous = _frozen_features(model, client["previous"], data)
+        look_previous = _frozen_features(model, client["previous_model"], data)
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
@@ -143,7 +143,8 @@ class MOON(Method):
 
 
 def _state(params: Tree, has_previous: Tensor) -> Tree:
-    return {"previous": select(params, ("extractor", "buffers")), "has_previous": has_previous}
+    """Return what a client keeps: features need no classifier."""
+    return {"previous_model": select(params, ("extractor", "buffers")), "has_previous": has_previous}
 
 
 def _frozen_features(model: Model, params: Tree, data: ClientData) -> Callable[[Batch], Tensor]:

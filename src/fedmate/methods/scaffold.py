@@ -110,7 +110,7 @@ class Scaffold(Method):
             TRAINED,
         )
         change = tree_map(torch.sub, select(params, TRAINED), select(start, TRAINED))
-        control = self._next_control(own, common, change, self._reach(data))
+        control = _next_control(own, common, change, self._reach(data))
         buffers = select(params, ("buffers",))
         upload = {
             "change": change,
@@ -146,12 +146,6 @@ class Scaffold(Method):
         steps = -(-num_samples(data) // training.batch_size) * training.epochs
         return steps.to(torch.float64) * (training.learning_rate / (1 - self.momentum))
 
-    def _next_control(self, own: Tree, common: Tree, change: Tree, reach: Tensor) -> Tree:
-        """Return c_i - c + (w^t - w_i) / reach, the mean gradient without its correction; c_i if nothing moved."""
-        estimate = tree_map(lambda c_i, c, step: c_i - c - step / reach.to(step.dtype), own, common, change)
-        # Without a step it is 0 / 0, and is not chosen.
-        return where(reach > 0, estimate, own)
-
 
 def _corrected_loss(model: Model, correction: Tree) -> Objective:
     """Return cross-entropy plus <w, c - c_i>, whose gradient has c - c_i added; the loss itself nobody reads."""
@@ -163,3 +157,10 @@ def _corrected_loss(model: Model, correction: Tree) -> Objective:
         return loss + torch.stack(list(leaves(products))).sum(), buffers
 
     return objective
+
+
+def _next_control(own: Tree, common: Tree, change: Tree, reach: Tensor) -> Tree:
+    """Return c_i - c + (w^t - w_i) / reach, the mean gradient without its correction; c_i if nothing moved."""
+    estimate = tree_map(lambda c_i, c, step: c_i - c - step / reach.to(step.dtype), own, common, change)
+    # Without a step it is 0 / 0, and is not chosen.
+    return where(reach > 0, estimate, own)

@@ -1,0 +1,77 @@
+"""What to cite for runs: their methods, their data and fedmate itself, as BibTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmate.datasets import DATASETS
+from fedmate.errors import UserError
+from fedmate.experiment.record import Record, runs_of
+from fedmate.methods import METHODS
+from fedmate.registry import Registry
+
+CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "dataset": ("data set", DATASETS)}
+"""By section of an experiment: what it names, and the table whose rows know what to cite."""
+
+ENTRY = re.compile(r"^@\w+\{([^\s,]+),.*?(?=^@|\Z)", re.MULTILINE | re.DOTALL)
+"""An entry of BibTeX that begins its line, and its key."""
+
+
+def bibliography(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield what to cite for runs and comparisons, finished or not: comments, and each entry once.
+
+    Raises:
+        UserError: a folder holds no record, or a damaged one; nothing has been yielded then.
+    """
+    records = [Record(run) for folder in folders for run in runs_of(folder)]
+    used = [
+        (section, name) for section in CITED for name in dict.fromkeys(_name(record, section) for record in records)
+    ]
+    software, cited = _software(records), set[str]()
+    for section, name in used:
+        what, table = CITED[section]
+        try:
+            entries = entries_of(table[name].bibtex)
+        except UserError:
+            yield f"% {what} {name}: not found here, so its reference is not known"
+            continue
+        yield f"% {what} {name}: {', '.join(entries) or 'no reference'}"
+        yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
+        cited.update(entries)
+    yield from ("% software", software)
+
+
+def entries_of(bibtex: str) -> dict[str, str]:
+    """Return the entries of a text by key."""
+    return {found[1]: found[0].strip() for found in ENTRY.finditer(bibtex)}
+
+
+def _name(record: Record, section: str) -> str:
+    """Return what a run's experiment names in a section, whether or not it is known here."""
+    try:
+        name = record.config[section]["name"]
+    except (KeyError, TypeError):
+        name = None
+    if not isinstance(name, str) or not name.isprintable():
+        raise UserError(f"`{record.folder / 'config.toml'}` names no {CITED[section][0]}; put it back from a copy.")
+    return name
+
+
+def _software(records: Sequence[Record]) -> str:
+    """Return the entry of fedmate, with the versions that made the runs."""
+    versions = dict.fromkeys(version for record in records for version in _versions(record))
+    fields = ["title = {{fedmate}}", "author = {{The fedmate developers}}", "howpublished = {Software}"]
+    if versions:
+        fields.append(f"note = {{Version {', '.join(versions)}}}")
+    return "@misc{fedmate_software,\n  " + ",\n  ".join(fields) + "\n}"
+
+
+def _versions(record: Record) -> list[str]:
+    """Return the version that began a run and those that went on with it, as far as its record tells."""
+    if not (record.folder / "environment.json").exists():
+        return []
+    environment = record.environment
+    return [str(entry["fedmate"]) for entry in (environment, *environment.get("resumed", [])) if "fedmate" in entry]

@@ -1,0 +1,235 @@
+"""The command `cite`, in this process: what it prints, that it is BibTeX, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests import test_cli
+from tests.test_cli import SMALL, Fedmate, lacking, refuse
+
+import fedmate
+from fedmate.citations import entries_of
+from fedmate.datasets import DATASETS
+from fedmate.methods import METHODS
+from fedmate.methods.fedavg import FedAvg
+
+FACTS = Path(__file__).parents[1] / "CITATION.cff"
+
+REFERENCES = {
+    **{f"method {name}": METHODS[name].bibtex for name in METHODS.names()},
+    **{f"data set {name}": DATASETS[name].bibtex for name in DATASETS.names()},
+}
+
+WITHOUT = {"method local", "data set folder", "data set given", "data set npz"}
+"""What there is nothing to cite for."""
+
+REQUIRED = {
+    "article": {"author", "title", "journal", "year"},
+    "inproceedings": {"author", "title", "booktitle", "year"},
+    "techreport": {"author", "title", "institution", "year"},
+    "misc": {"author", "title"},
+}
+"""By type of entry: the fields that BibTeX asks for."""
+
+
+def parse(text: str) -> dict[str, dict[str, str]]:
+    """Read BibTeX strictly, and return the fields of each entry by its key."""
+    entries: dict[str, dict[str, str]] = {}
+    rest = re.sub(r"^%.*\n", "", text, flags=re.MULTILINE).lstrip()
+    while rest:
+        head = re.match(r"@(\w+)\{([A-Za-z]\w*),\n", rest)
+        assert head, rest[:80]
+        assert head[2] not in entries, f"{head[2]} twice"
+        fields, rest = _fields(rest[head.end() :])
+        assert REQUIRED[head[1]] <= set(fields), head[2]
+        entries[head[2]] = fields
+    return entries
+
+
+def _fields(rest: str) -> tuple[dict[str, str], str]:
+    fields: dict[str, str] = {}
+    while not rest.startswith("}"):
+        name = re.match(r"  (\w+) = \{", rest)
+        assert name, rest[:80]
+        assert name[1] not in fields, f"{name[1]} twice"
+        depth, end = 1, name.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(rest[end], 0)
+            end += 1
+        fields[name[1]] = " ".join(rest[name.end() : end - 1].split())
+        separator = re.match(r",\n(?=  \w)|\n(?=\})", rest[end:])
+        assert separator, rest[end : end + 80]
+        rest = rest[end + separator.end() :]
+    return fields, rest[1:].lstrip()
+
+
+def write_run(folder: Path, method: str = "fedavg", dataset: str = "digits", **environment: Any) -> Path:
+    """Write what every run has from its start."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'[method]\nname = "{method}"\n[dataset]\nname = "{dataset}"\n')
+    if environment:
+        (folder / "environment.json").write_text(json.dumps(environment))
+    return folder
+
+
+fedmate_ = test_cli.fedmate_
+
+# -------------------- the references
+
+
+def test_everything_that_was_published_has_a_reference() -> None:
+    assert {what for what, bibtex in REFERENCES.items() if not bibtex} == WITHOUT
+
+
+@pytest.mark.parametrize("what", sorted(set(REFERENCES) - WITHOUT))
+def test_a_reference_is_one_valid_entry(what: str) -> None:
+    bibtex = REFERENCES[what]
+    ((key, fields),) = parse(bibtex).items()
+    assert entries_of(bibtex) == {key: bibtex}
+    assert bibtex.isascii()
+    assert re.fullmatch(r"(19|20)\d\d", fields.get("year", "2000"))
+    if "year" in fields:
+        assert key.endswith(fields["year"])
+    assert re.fullmatch(r"\d+--\d+", fields.get("pages", "1--2"))
+    assert all(fields.values())
+
+
+def test_keys_tell_references_apart() -> None:
+    by_key: dict[str, set[str]] = {}
+    for bibtex in REFERENCES.values():
+        for key, entry in entries_of(bibtex).items():
+            by_key.setdefault(key, set()).add(entry)
+    assert {key for key, entries in by_key.items() if len(entries) > 1} == set()
+    assert "fedmate_software" not in by_key
+
+
+def test_the_papers_facts_are_those_of_the_citation_file() -> None:
+    (fields,) = parse(REFERENCES["method fedmate"]).values()
+    facts = FACTS.read_text(encoding="utf-8")
+    assert f'title: "{fields["title"]}"' in facts
+    assert f'name: "{fields["booktitle"]}"' in facts
+    authors = re.findall(r"family-names: (\w+), given-names: (\w+)", facts)
+    assert fields["author"].split(" and ") == [", ".join(author) for author in authors]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@misc{a,\n  title = {x},\n  author = {y}\n",
+        "@misc{a,\n  title = {x}},\n  author = {y}\n}",
+        "@misc{a,\n  title = {{x},\n  author = {y}\n}",
+        "@misc{a,\n  title = {x}\n  author = {y}\n}",
+        "@misc{a,\n  title = {x},\n  title = {y},\n  author = {z}\n}",
+        "@misc{a,\n  title = {x}\n}",
+        "@article{a,\n  title = {x},\n  author = {y}\n}",
+        "misc{a,\n  title = {x},\n  author = {y}\n}",
+        "@misc{,\n  title = {x},\n  author = {y}\n}",
+        "@misc{a,\n  title = {x},\n  author = {y}\n}\n" * 2,
+    ],
+)
+def test_the_check_finds_mistakes(text: str) -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        parse(text)
+
+
+# -------------------- the command
+
+
+def test_a_comparison_and_a_run_are_cited_with_everything_once(fedmate_: Fedmate, tmp_path: Path) -> None:
+    quick = (*SMALL, "--set", "rounds=1", "--set", "backend=sequential")
+    assert fedmate_("run", "--method", "fedrep", "--method", "local", *quick, "--out", "both").status == 0
+    write_run(tmp_path / "other", "fedmate", "cifar10", fedmate=fedmate.__version__)
+    answer = fedmate_("cite", "both", "other", tmp_path / "both" / "fedrep")
+    assert (answer.status, answer.err) == (0, "")
+    assert list(parse(answer.out)) == ["fedrep2021", "fedmate2025", "digits1998", "cifar2009", "fedmate_software"]
+    assert [line for line in answer.out.splitlines() if line.startswith("%")] == [
+        "% method fedrep: fedrep2021",
+        "% method local: no reference",
+        "% method fedmate: fedmate2025",
+        "% data set digits: digits1998",
+        "% data set cifar10: cifar2009",
+        "% software",
+    ]
+    software = parse(answer.out)["fedmate_software"]
+    assert software["note"] == f"Version {fedmate.__version__}"
+    assert software["author"] == "{The fedmate developers}"
+    assert software["title"] == "{fedmate}"
+    assert FedAvg.bibtex not in answer.out
+    assert METHODS["fedrep"].bibtex in answer.out
+
+
+def test_what_two_data_sets_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, dataset=name) for name in ("cifar10", "cifar100", "npz")]
+    answer = fedmate_("cite", *runs)
+    assert list(parse(answer.out)) == ["fedavg2017", "cifar2009", "fedmate_software"]
+    assert lacking(answer.out, ["% data set cifar100: cifar2009\n", "% data set npz: no reference\n"]) == []
+
+
+def test_the_versions_are_those_that_made_the_runs(fedmate_: Fedmate, tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", fedmate="0.0.8", resumed=[{"round": 3, "fedmate": "0.0.10"}, {"torch": "9"}])
+    same = write_run(tmp_path / "same", fedmate="0.0.9")
+    bare = write_run(tmp_path / "bare")
+    assert parse(fedmate_("cite", bare, same, old).out)["fedmate_software"]["note"] == "Version 0.0.9, 0.0.8, 0.0.10"
+    assert "note" not in parse(fedmate_("cite", bare).out)["fedmate_software"]
+
+
+def test_what_is_not_installed_here_is_named(fedmate_: Fedmate, tmp_path: Path) -> None:
+    answer = fedmate_("cite", write_run(tmp_path / "run", "fedelsewhere", "letters"))
+    assert answer.status == 0
+    assert list(parse(answer.out)) == ["fedmate_software"]
+    assert answer.out.splitlines()[:2] == [
+        "% method fedelsewhere: not found here, so its reference is not known",
+        "% data set letters: not found here, so its reference is not known",
+    ]
+
+
+def test_a_method_may_bring_several_entries(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Double(FedAvg):  # type: ignore[misc]
+        bibtex: ClassVar[str] = f"% ours\n@misc{{ours,\n  title = {{x}},\n  author = {{y}}\n}}\n\n{FedAvg.bibtex}\n"
+
+    monkeypatch.setitem(METHODS._rows, "double", Double)
+    runs = [write_run(tmp_path / name, name) for name in ("double", "fedavg")]
+    answer = fedmate_("cite", *runs)
+    assert list(parse(answer.out)) == ["ours", "fedavg2017", "digits1998", "fedmate_software"]
+    assert lacking(answer.out, ["% method double: ours, fedavg2017\n", "% method fedavg: fedavg2017\n"]) == []
+
+
+# -------------------- what bad input gets
+
+DAMAGED = {
+    "no folder": (None, "`run` holds no record: it does not exist"),
+    "nothing": ("", "`run/config.toml` names no method"),
+    "not TOML": ("[method", "`run/config.toml` cannot be read"),
+    "no data set": ('[method]\nname = "local"\n', "`run/config.toml` names no data set"),
+    "no section": ('method = "local"\n', "`run/config.toml` names no method"),
+    "no string": ("[method]\nname = 3\n", "`run/config.toml` names no method"),
+    "a line break": ('[method]\nname = "a\\nb"\n', "`run/config.toml` names no method"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_record_is_one_sentence_and_no_output(fedmate_: Fedmate, tmp_path: Path, kind: str) -> None:
+    config, expected = DAMAGED[kind]
+    if config is not None:
+        write_run(tmp_path / "run")
+        (tmp_path / "run" / "config.toml").write_text(config)
+    write_run(tmp_path / "good")
+    assert expected in refuse(fedmate_, tmp_path, "cite", "good", "run")
+
+
+def test_a_comparison_without_one_of_its_runs_is_refused(fedmate_: Fedmate, tmp_path: Path) -> None:
+    write_run(tmp_path / "both" / "fedavg")
+    (tmp_path / "both" / "comparison.json").write_text('{"runs": ["fedavg", "local"]}')
+    assert "`both/local` holds no record" in refuse(fedmate_, tmp_path, "cite", "both")
+    (tmp_path / "both" / "comparison.json").write_text("{}")
+    assert "`both/comparison.json` cannot be read" in refuse(fedmate_, tmp_path, "cite", "both")
+
+
+def test_without_a_run_usage_is_shown(fedmate_: Fedmate) -> None:
+    answer = fedmate_("cite")
+    assert (answer.status, answer.out) == (2, "")
+    assert "Missing argument 'DIR...'" in answer.err

@@ -1,0 +1,147 @@
+"""The example of a method from another package: what its guide promises, and what it computes.
+
+The contract tests try it like every other method; what it is meant to compute they cannot know.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.installed import EXAMPLES, installed_example
+from torch import nn
+from torch.testing import assert_close
+
+import fedmate
+from fedmate.catalogue import catalogue
+from fedmate.core import Method, Model, Setup, Training, Tree, make_key, select, stack
+from fedmate.errors import UserError
+from fedmate.methods import METHODS
+
+SOURCE = (EXAMPLES / "new_method.py").read_text()
+PROJECT = (EXAMPLES / "pyproject.toml").read_text()
+GUIDE = (EXAMPLES.parent / "docs" / "add-a-method.md").read_text()
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with installed_example():
+        yield
+
+
+def blocks(language: str) -> list[str]:
+    """Return the guide's blocks of code in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, flags=re.DOTALL)
+
+
+def make(server_momentum: float) -> Method:
+    """Return the example's method on a network of a few numbers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
+    setup = Setup(Model(module, classifier="2"), 2, 3, Training(epochs=1))
+    return METHODS["fedavgm"](setup=setup, server_momentum=server_momentum)  # type: ignore[call-arg]
+
+
+def upload(method: Method, number: float, size: int) -> Tree:
+    """Return a client's message in which every number of the model is the same."""
+    params = method.setup.model.init_params()
+    parts = {part: {name: torch.full_like(leaf, number) for name, leaf in params[part].items()} for part in params}
+    return {**parts, "num_samples": torch.tensor(size)}
+
+
+# -------------------- the guide
+
+
+def test_it_is_as_short_as_promised_and_uses_public_names_only() -> None:
+    assert len(SOURCE.splitlines()) < 60
+    for node in ast.walk(ast.parse(SOURCE)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedmate"):
+            assert node.module in ("fedmate", "fedmate.core") or (node.module or "").startswith("fedmate.components.")
+            assert not [alias.name for alias in node.names if alias.name.startswith("_")]
+
+
+def test_the_guide_shows_the_files_as_they_are() -> None:
+    pieces = [block for block in blocks("python") if block in SOURCE]
+    said = {line.strip() for piece in pieces for line in piece.splitlines()}
+    body = SOURCE[SOURCE.index("class FedAvgM") :]
+    assert not [line for line in body.splitlines() if line.strip() not in said]
+    assert [tomllib.loads(block) for block in blocks("toml")] == [tomllib.loads(PROJECT)]
+
+
+def test_the_guide_names_tests_and_files_that_exist() -> None:
+    contract = "\n".join(
+        path.read_text() for path in sorted((EXAMPLES.parent / "tests" / "contract").glob("test_*.py"))
+    )
+    named = set(re.findall(r"`(test_\w+)`", GUIDE))
+    assert len(named) > 5
+    assert not [name for name in named if f"def {name}(" not in contract]
+    links = re.findall(r"\]\(([^)#]+)\)", GUIDE)
+    assert links
+    assert not [link for link in links if not (EXAMPLES.parent / "docs" / link).exists()]
+
+
+# -------------------- found by its entry point
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_is_found_and_runs_by_name(tmp_path: Path) -> None:
+    assert any(line.startswith("  fedavgm ") for line in catalogue("methods"))
+    settings = {"rounds": 1, "partition.clients": 2, "training.epochs": 1}
+    assert fedmate.run(method="fedavgm", set=settings, out=tmp_path / "run").summary["method"] == "fedavgm"
+
+
+def test_it_is_gone_when_it_is_not_installed() -> None:
+    with installed_example():
+        assert "fedavgm" in METHODS.names()
+    assert "fedavgm" not in METHODS.names()
+    with pytest.raises(UserError):
+        METHODS["fedavgm"]
+
+
+# -------------------- what it computes
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_server_keeps_a_share_of_its_last_move() -> None:
+    """Two rounds by hand: v <- beta v + (mean - w), w <- w + v; BatchNorm's statistics are the mean itself."""
+    method = make(0.75)
+    params = method.setup.model.init_params()
+    server, w, v = method.init_server(params, 2, make_key(0)), params["classifier"]["bias"].numpy(), np.zeros(2)
+    for numbers, sizes in (((1.0, 4.0), (2, 1)), ((-1.0, 2.0), (1, 3))):
+        uploads = stack([upload(method, *one) for one in zip(numbers, sizes, strict=True)])
+        server = method.aggregate(server, uploads, torch.arange(2), torch.ones(2, dtype=torch.bool))
+        mean = np.dot(numbers, sizes) / sum(sizes)
+        v = 0.75 * v + (mean - w)
+        w = w + v
+        np.testing.assert_allclose(server["classifier"]["bias"], w, rtol=0, atol=1e-12)
+        assert_close(server["buffers"]["1.running_mean"], torch.full((3,), mean, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_momentum_it_is_fedavg() -> None:
+    method = make(0.0)
+    plain = METHODS["fedavg"](setup=method.setup)
+    params, everybody = method.setup.model.init_params(), torch.ones(2, dtype=torch.bool)
+    uploads = stack([upload(method, 1.0, 2), upload(method, 5.0, 1)])
+    ends = [
+        one.global_params(one.aggregate(one.init_server(params, 2, make_key(0)), uploads, torch.arange(2), everybody))
+        for one in (method, plain)
+    ]
+    assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_velocity_stays_at_the_server() -> None:
+    method = make(0.9)
+    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
+    wire = method.wire(0)
+    assert "velocity" in server
+    assert set(select(method.download(server, torch.tensor(0)), wire.down)) == {"extractor", "classifier", "buffers"}
+    assert wire.up == wire.down | {"num_samples"}
