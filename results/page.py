@@ -1,4 +1,4 @@
-"""docs/results.md from the files in this folder: every number in it was read from a record, none was typed.
+"""docs/results.md from the files in this folder: every number in its tables is read from a record, none is typed.
 
     make results
 
@@ -23,8 +23,8 @@ ANCHOR = 20
 INTRODUCTION = """\
 # Results
 
-Made by `make results` from the records in `results/`; every number is read from one of them, and the last section says
-when, where, from which commit and with which command each came about. Accuracies are in percent, means over
+Made by `make results` from the records in `results/`; every number in a table is read from one of them, and
+the last section says when, where, from which commit and with which command each came about. Accuracies are in percent, means over
 clients.
 
 - `balanced`: every class of the test split weighs alike. `own`: classes weigh as in the client's training samples.
@@ -171,11 +171,11 @@ def _sources(runs: list[Run]) -> str:
     """Say where every number comes from."""
     lines = [
         "## The runs\n",
-        "| record | date | commit | hardware | seconds in rounds | command |",
-        "|---|---|---|---|---|---|",
+        "| record | date | commit | hardware | command |",
+        "|---|---|---|---|---|",
     ]
     for run in runs:
-        environment, summary = run.content["environment"], run.content["summary"]
+        environment = run.content["environment"]
         commit = (environment["commit"] or "unknown")[:10]
         hardware = f"{environment['gpu'] or environment['machine']}, torch {environment['torch']}"
         name = f"[{run.path.name}](../results/cifar10/{run.path.name})"
@@ -184,7 +184,6 @@ def _sources(runs: list[Run]) -> str:
             run.content["date"],
             commit,
             hardware,
-            f"{summary['seconds']:.0f}",
             f"`{run.content['command']}`",
         )
         lines.append(f"| {' | '.join(cells)} |")
