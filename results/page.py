@@ -24,8 +24,8 @@ INTRODUCTION = """\
 # Results
 
 Made by `make results` from the records in `results/`; every number in a table is read from one of them, and
-the last section says when, where, from which commit and with which command each came about. Accuracies are in percent, means over
-clients.
+the last section says when, where, from which commit and with which command each came about. Accuracies are in
+percent, means over clients.
 
 - `balanced`: every class of the test split weighs alike. `own`: classes weigh as in the client's training samples.
 - `pre`: what a client holds right after the last broadcast, before it trains. `post`: after local training. `global`:
