@@ -194,9 +194,9 @@ def test_an_unknown_list_is_refused(fedmate_: Fedmate, tmp_path: Path) -> None:
 BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     "unknown method": (["--method", "fedavgg"], ["`method.name`", "`fedavgg`", "did you mean `fedavg`?"]),
     "unknown method, set": (["--set", "method.name=fedrap"], ["`method.name`", "`fedrap`", "did you mean `fedrep`?"]),
-    "strange method": (["--method", "zzz"], ["`method.name`", "`zzz`", "known are `fedavg`, "]),
+    "strange method": (["--method", "zzz"], ["`method.name`", "`zzz`", "known are `ditto`, "]),
     "unknown method, two lines": (["--method", "fed\nrep"], ["`method.name`"]),
-    "empty method": (["--method", ""], ["`method.name`", "known are `fedavg`, "]),
+    "empty method": (["--method", ""], ["`method.name`", "known are `ditto`, "]),
     "last method unknown": (
         ["--method", "fedavg", "--method", "local", "--method", "fedrpe"],
         ["`method.name`", "`fedrpe`", "did you mean `fedrep`?"],

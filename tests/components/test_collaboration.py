@@ -90,10 +90,10 @@ def test_the_variance_of_statistics_is_that_of_their_mean() -> None:
     """V is what h, a mean of n draws, varies by: drawn again and again from the same samples it does."""
     features, labels, n = random(2, 40, WIDTH), torch.arange(40) % CLASSES, 25
     whole = feature_statistics(features, labels, everybody(40), CLASSES)
-    draws = (uniform(make_key(3), (4000, n)) * 40).long()
+    draws = (uniform(make_key(3), (1500, n)) * 40).long()
     drawn = torch.stack([feature_statistics(features[d], labels[d], everybody(n), CLASSES).shares for d in draws])
     spread = (drawn - whole.shares).square().flatten(1).sum(1).mean()
-    assert spread.item() == pytest.approx(whole.variance.item() * 40 / n, rel=0.05)
+    assert spread.item() == pytest.approx(whole.variance.item() * 40 / n, rel=0.08)
 
 
 def test_rows_that_are_padding_do_not_count() -> None:
@@ -214,7 +214,7 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return shares + noise * random(seed + 1, clients, 1, width), variances * draw(st.sampled_from([1e-6, 1.0, 1e6]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_weights_are_optimal(case: tuple[Tensor, Tensor]) -> None:
     shares, variances = case
@@ -362,15 +362,15 @@ def test_the_unit_of_features_does_not_matter(factor: float) -> None:
 def test_a_common_offset_does_not_matter() -> None:
     shares, variances = random(45, 6, 2, 3), uniform(make_key(46), (6,)).double()
     weights = combining_weights(shares, variances, everybody(6))
-    assert_close(combining_weights(shares + 1e4, variances, everybody(6)), weights, rtol=0, atol=1e-6)
+    assert_close(combining_weights(shares + 1e6, variances, everybody(6)), weights, rtol=0, atol=1e-6)
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shares, variances = random(47, 9, 2, 3), uniform(make_key(48), (9,)).double()
     whole = combining_weights(shares, variances, everybody(9))
-    monkeypatch.setattr(collaboration, "CORE_CHUNK", 4 * 81)
+    monkeypatch.setattr(collaboration, "CHUNK", 4 * 81)
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
-    monkeypatch.setattr(collaboration, "CORE_CHUNK", 1)
+    monkeypatch.setattr(collaboration, "CHUNK", 1)
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
 
 
@@ -385,9 +385,9 @@ def test_numbers_of_single_precision_are_weighed_in_double() -> None:
 
 
 def test_small_weights_are_dropped_and_the_others_share_theirs() -> None:
-    weights = torch.tensor([[0.5, 0.4995, 0.0005], [0.001, 0.0, 0.999], [0.0, 0.0, 0.0]]).double()
+    weights = torch.tensor([[0.5, 0.4995, 0.0005], [0.001, 0.0, 0.999], [0.0, 0.0, 0.0]], dtype=torch.float64)
     found = drop_small(weights, 1e-3)
-    assert_close(found[0], torch.tensor([0.5, 0.4995, 0.0]).double() / 0.9995)
+    assert_close(found[0], torch.tensor([0.5, 0.4995, 0.0], dtype=torch.float64) / 0.9995)
     assert_close(found[1:], weights[1:])
     assert_close(drop_small(weights, 0.0), weights)
 

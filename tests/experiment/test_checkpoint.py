@@ -185,10 +185,11 @@ def test_the_states_of_every_method_come_back_bit_by_bit(tmp_path: Path, method:
     found = Checkpoint(tmp_path / "run")
     assert same(found.server(initial_server(built)), in_order(server, initial_server(built)))
     for i, start in enumerate(starts):
-        assert same(found.client(i, start), built.backend.clients[i])
+        assert same(found.client(i, start), in_order(built.backend.clients[i], start))
     # What is compared does change from round to round.
     assert method == "local" or not same(in_order(server, initial_server(built)), initial_server(built))
-    assert method == "fedavg" or not same(built.backend.clients[0], starts[0])
+    keeps_nothing_new = ("fedavg", "fedbabu", "fedfa", "fedpac", "fedprox")
+    assert (method in keeps_nothing_new) == same(in_order(built.backend.clients[0], starts[0]), starts[0])
     assert same(built.backend.clients[1], starts[1])
 
 

@@ -200,13 +200,16 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Untouched:
     return find
 
 
+TELLING = ("fedavg", "fedmate", "fedpac", "local", "moon", "scaffold")
+"""Methods that differ in what is kept where: nothing, a part, by client at the server, all, a flag, trees in trees."""
+
 EVERY = (1, 2, 3, 10)
 CASES = [
     (method, backend, EVERY[(i + j) % 4])
-    for i, method in enumerate(METHODS.names())
+    for i, method in enumerate(TELLING)
     for j, backend in enumerate(BACKENDS.names())
-] + [("fedmate", "vectorised", every) for every in EVERY if every != EVERY[(1 + 1) % 4]]
-"""Every method on every back end, and every distance of checkpoints with one of them."""
+] + [("fedmate", "vectorised", every) for every in EVERY if every != EVERY[(TELLING.index("fedmate") + 1) % 4]]
+"""Each on every back end, and every distance of checkpoints with one of them."""
 
 
 # -------------------- the same record

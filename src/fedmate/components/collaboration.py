@@ -25,10 +25,8 @@ VARIANCE_FLOOR = 1e-7
 """The least V, relative to the mean diagonal of diag(V) + D: below, float64 could not tell the weights to 1e-6."""
 KEPT_INSIDE = 0.95
 """The share of the way to the boundary that a step goes."""
-CHUNK = 2**24
-"""Numbers in the matrices that are solved together, 128 MB, so that memory does not grow with the cube of clients."""
-CORE_CHUNK = 2**18
-"""The same for a CPU, whose cache is small."""
+CHUNK = 2**21
+"""Numbers in the matrices that are factorised together, 16 MB: memory must not grow with the cube of clients."""
 
 
 class FeatureStatistics(NamedTuple):
@@ -77,12 +75,11 @@ def combining_weights(shares: Tensor, variances: Tensor, valid: Tensor) -> Tenso
     """
     h = shares.flatten(1).to(torch.float64).masked_fill(~valid[:, None], 0)
     # Nothing changes if all are moved alike, and around their mean less is lost to rounding.
-    h = (h - h.sum(0) / valid.sum().clamp(min=1)).masked_fill(~valid[:, None], 0)
+    h = h - h.sum(0) / valid.sum().clamp(min=1)
     products = h @ h.T
     products = (products + products.T) / 2
     variances = variances.to(torch.float64).masked_fill(~valid, 0)
-    size = max(1, (CORE_CHUNK if h.device.type == "cpu" else CHUNK) // len(h) ** 2)
-    chunks = torch.split(torch.arange(len(h), device=h.device), size)
+    chunks = torch.split(torch.arange(len(h), device=h.device), max(1, CHUNK // len(h) ** 2))
     found = [minimise_on_simplex(risk_matrices(products, own, variances, valid)) for own in chunks]
     # A client that does not count stood alone, so the shares of the others are right among themselves.
     weights = torch.cat(found).masked_fill(~(valid & valid[:, None]), 0)
@@ -93,9 +90,9 @@ def risk_matrices(products: Tensor, own: Tensor, variances: Tensor, valid: Tenso
     """Return diag(V) + D of some clients, each scaled to a mean diagonal of 1, `[some, clients, clients]`.
 
     Args:
-        products: <h_j, h_l>, `[clients, clients]`, zeros for clients that do not count.
+        products: <h_j, h_l>, `[clients, clients]`.
         own: which clients' matrices to make, `[some]`.
-        variances: V, `[clients]`, zeros for clients that do not count.
+        variances: V, `[clients]`.
         valid: which clients count, `[clients]`; the others get the rows and columns of an identity.
     """
     row, square = products.index_select(0, own), products.diagonal().index_select(0, own)

@@ -1,0 +1,503 @@
+"""FedPAC: rounds by hand, alignment, whose classifier goes where, and what crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tests.components.test_collaboration import by_supports
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.sequential import Sequential
+from fedmate.backends.vectorised import Vectorised
+from fedmate.components.collaboration import VARIANCE_FLOOR, combining_weights, drop_small
+from fedmate.core import (
+    BufferPolicy,
+    ClientData,
+    Federation,
+    Method,
+    Model,
+    Setup,
+    Training,
+    Tree,
+    all_finite,
+    client_data,
+    make_key,
+    normal,
+    select,
+    tree_map,
+    uniform,
+)
+from fedmate.datasets import DATASETS
+from fedmate.errors import UserError
+from fedmate.methods import fedpac
+from fedmate.methods.fedpac import FedPAC
+from fedmate.methods.fedrep import FedRep
+from fedmate.models import MODELS
+
+Numbers = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+
+CLASSES = 4
+TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+
+
+def sequences(seed: int, labels: list[int]) -> ClientData:
+    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
+
+
+CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]), sequences(4, [2]))
+"""Nobody holds class 3."""
+TEST = sequences(9, [0, 1, 2, 3])
+
+
+def make_model(buffers: BufferPolicy = "shared") -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
+        return Model(nn.Sequential(*block, nn.Linear(16, CLASSES)).double(), classifier="5", buffers=buffers)
+
+
+def make(buffers: BufferPolicy = "shared", **options: Any) -> FedPAC:
+    return FedPAC(setup=Setup(make_model(buffers), CLASSES, 3, TRAINING), **options)
+
+
+def start(method: Method, clients: int = 4) -> Tree:
+    return method.init_server(method.setup.model.init_params(), clients, make_key(4))
+
+
+def run(method: Method, rounds: int, participants: Iterable[int] = range(4)) -> tuple[Sequential, list[RoundResult]]:
+    backend, server, results = Sequential(method, Federation(CLIENTS, TEST, CLASSES), make_key(4), workers=1), None, []
+    for t in range(rounds):
+        server = start(method) if server is None else server
+        results.append(backend.run_round(server, Round(t, tuple(participants), evaluate=True)))
+        server = results[-1].server
+    return backend, results
+
+
+# -------------------- rounds by hand
+
+
+class ByHand(NamedTuple):
+    """What a client sends."""
+
+    w: Numbers
+    v: Numbers
+    prototypes: Numbers
+    shares: Numbers
+    variance: float
+    counts: Labels
+
+
+ETA, ETA_CLASSIFIER, M, DECAY, WEIGHT, THRESHOLD = 0.3, 0.4, 0.6, 0.05, 1.5, 0.05
+K = 3
+
+
+def errors(w: Numbers, v: Numbers, x: Numbers, y: Labels) -> tuple[Numbers, Numbers]:
+    """Return features x w^T and p - [y = k] of the logits v f."""
+    f = x[:, None] * w
+    logits = np.exp(f @ v.T)
+    return f, logits / logits.sum(1, keepdims=True) - np.eye(K)[y]
+
+
+def means(f: Numbers, y: Labels) -> Numbers:
+    return np.stack([f[y == k].mean(0) if (y == k).any() else np.zeros(2) for k in range(K)])
+
+
+def train_by_hand(w: Numbers, v: Numbers, x: Numbers, y: Labels, prototypes: Numbers, known: Labels) -> ByHand:
+    """Statistics, two steps on v, two on w: towards prototypes once some are known, own ones for other classes."""
+    f, _ = errors(w, v, x, y)
+    counts, own = np.bincount(y, minlength=K), means(f, y)
+    p = counts / len(y)
+    square = sum(p[k] * (f[y == k] ** 2).sum(1).mean() for k in range(K) if counts[k])
+    variance = (square - sum(p[k] ** 2 * (own[k] ** 2).sum() for k in range(K))) / len(y)
+
+    velocity = np.zeros_like(v)
+    for _ in range(2):
+        f, e = errors(w, v, x, y)
+        velocity = M * velocity + e.T @ f / len(y) + DECAY * v
+        v = v - ETA_CLASSIFIER * velocity
+    centres = np.where(known[:, None], prototypes, own)[y]
+    velocity = np.zeros_like(w)
+    for _ in range(2):
+        f, e = errors(w, v, x, y)
+        pull = WEIGHT * (f - centres) if known.any() else 0
+        # The distance is averaged over samples and over the width, 2, which cancels the 2 of the square.
+        velocity = M * velocity + ((e @ v + pull) * x[:, None]).mean(0) + DECAY * w
+        w = w - ETA * velocity
+    return ByHand(w, v, means(errors(w, v, x, y)[0], y), p[:, None] * own, float(variance), counts)
+
+
+def weights_by_hand(sent: list[ByHand]) -> Numbers:
+    """Return the weights of each, from differences of statistics and by trying every set of clients."""
+    rows = []
+    for mine in sent:
+        differences = np.stack([(mine.shares - other.shares).ravel() for other in sent])
+        variances = np.array([other.variance for other in sent])
+        risk = differences @ differences.T
+        floor = VARIANCE_FLOOR * (risk.diagonal() + variances).mean()
+        weights = by_supports(risk + np.diag(np.maximum(variances, floor)))
+        weights[weights < THRESHOLD] = 0
+        rows.append(weights / weights.sum())
+    return np.stack(rows)
+
+
+W, V = np.array([0.8, -0.4]), np.array([[0.5, 0.2], [-0.3, 0.4], [0.1, -0.6]])
+INPUTS = ([1.0], [1.3, 0.9, 1.1], [0.8, -0.5, 1.2], [1.2, 1.0, 0.7, 1.4])
+LABELS = ([0], [0, 1, 1], [2, 0, 2], [1, 0, 1, 1])
+COHORTS = ((0, 1, 3), (1, 2, 3))
+
+
+def rounds_by_hand() -> list[tuple[Any, ...]]:
+    """Return after each round: w, the average v, everybody's v, prototypes, which are known, and the weights."""
+    w, average, v = W, V, np.stack([V] * 4)
+    prototypes, known, states = np.zeros((K, 2)), np.zeros(K, dtype=bool), list[tuple[Any, ...]]()
+    for cohort in COHORTS:
+        sent = [train_by_hand(w, v[i], np.array(INPUTS[i]), np.array(LABELS[i]), prototypes, known) for i in cohort]
+        sizes = np.array([len(INPUTS[i]) for i in cohort]) / sum(len(INPUTS[i]) for i in cohort)
+        w, average = (np.tensordot(sizes, np.stack(rows), 1) for rows in ([a.w for a in sent], [a.v for a in sent]))
+        everyone, v = np.zeros((4, 4)), v.copy()
+        everyone[np.ix_(cohort, cohort)] = weights_by_hand(sent)
+        v[list(cohort)] = np.tensordot(weights_by_hand(sent), np.stack([a.v for a in sent]), 1)
+        counts = np.stack([a.counts for a in sent])
+        held = counts.sum(0)
+        total = np.einsum("ik,ikd->kd", counts, np.stack([a.prototypes for a in sent]))
+        prototypes = np.where((held > 0)[:, None], total / np.maximum(held, 1)[:, None], prototypes)
+        known = known | (held > 0)
+        states.append((w, average, v, prototypes, known, everyone))
+    return states
+
+
+def test_two_rounds_by_hand() -> None:
+    """Features x w, logits v f, full batches; who takes part: 0, 1 and 3, then 1, 2 and 3.
+
+    Client 0 has one sample, and so no variance. Client 2 alone holds class 2, of which there is no prototype when its
+    turn comes: it is drawn to its own. Client 0 keeps the classifier of the first round.
+    """
+    extractor, classifier = nn.Linear(1, 2, bias=False).double(), nn.Linear(2, K, bias=False).double()
+    with torch.no_grad():
+        extractor.weight.copy_(torch.from_numpy(W)[:, None])
+        classifier.weight.copy_(torch.from_numpy(V))
+    model = Model(nn.Sequential(extractor, classifier), classifier="1")
+    training = Training(batch_size=4, epochs=2, learning_rate=ETA, momentum=M, weight_decay=DECAY)
+    method = FedPAC(
+        setup=Setup(model, K, 2, training),
+        classifier_epochs=2,
+        classifier_learning_rate=ETA_CLASSIFIER,
+        alignment_weight=WEIGHT,
+        threshold=THRESHOLD,
+    )
+    people = tuple(
+        client_data(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y))
+        for x, y in zip(INPUTS, LABELS, strict=True)
+    )
+    backend = Sequential(method, Federation(people, people[1], K), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 4, make_key(0))
+    for t, expected in enumerate(rounds_by_hand()):
+        server = backend.run_round(server, Round(t, COHORTS[t], evaluate=False)).server
+        found = (
+            server["extractor"]["0.weight"][:, 0],
+            server["classifier"]["weight"],
+            server["classifiers"]["weight"],
+            server["prototypes"],
+            server["known"],
+            server["diagnostics"]["weights"],
+        )
+        assert_close(found, tuple(map(torch.from_numpy, expected)), rtol=0, atol=1e-9)
+
+
+def test_the_rounds_by_hand_tell() -> None:
+    """Weights are shared, and some are dropped: with another threshold they are others."""
+    weights = [state[-1] for state in rounds_by_hand()]
+    assert all(((w > 0.1) & (w < 0.9)).sum() >= 4 for w in weights)
+    assert any((w[np.ix_(cohort, cohort)] == 0).any() for w, cohort in zip(weights, COHORTS, strict=True))
+
+
+# -------------------- alignment
+
+
+def update(method: FedPAC, server: Tree, i: int) -> Tree:
+    """Return what client `i` sends."""
+    client = method.init_client(method.setup.model.init_params(), make_key(0))
+    received = select(method.download(server, torch.tensor(i)), method.wire(0).down)
+    with torch.no_grad():
+        return method.local_update(client, received, CLIENTS[i], make_key(3)).upload
+
+
+def test_features_are_drawn_nowhere_before_there_is_a_prototype() -> None:
+    method, other = make(alignment_weight=5.0), make(alignment_weight=0.0)
+    assert_close(update(method, start(method), 0), update(other, start(other), 0), rtol=0, atol=1e-12)
+
+
+def test_features_are_drawn_to_prototypes() -> None:
+    """Known ones first; the client's own for its other classes, as long as any class is known."""
+    method = make(alignment_weight=2.0)
+    server = {**start(method), "prototypes": normal(make_key(8), (CLASSES, 16), torch.float64)}
+    uploads = {}
+    for name, known in {"none": [], "elsewhere": [3], "one": [0], "all": [0, 1, 2, 3]}.items():
+        mask = torch.zeros(CLASSES, dtype=torch.bool)
+        mask[known] = True
+        uploads[name] = update(method, {**server, "known": mask}, 0)["extractor"]["0.weight"]
+    ends = list(uploads.values())
+    for i, one in enumerate(ends):
+        assert all(not torch.allclose(one, other, rtol=0, atol=1e-6) for other in ends[i + 1 :])
+
+
+def test_statistics_are_those_of_the_received_model_and_prototypes_of_the_trained_one() -> None:
+    method = make()
+    trained, stayed = (
+        update(m, start(m), 0)
+        for m in (method, FedPAC(setup=Setup(make_model(), CLASSES, 3, Training(epochs=0)), classifier_epochs=0))
+    )
+    assert_close(trained["statistics"], stayed["statistics"], rtol=0, atol=0)
+    assert not torch.allclose(trained["prototypes"], stayed["prototypes"])
+    shares = torch.tensor([2, 2, 1, 0])[:, None] / 5
+    assert_close(stayed["statistics"]["shares"], stayed["prototypes"] * shares, rtol=0, atol=1e-7)
+
+
+# -------------------- reductions
+
+
+def test_with_classifiers_of_their_own_and_no_alignment_it_is_fedrep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedpac, "combining_weights", lambda shares, *_: torch.eye(len(shares), dtype=torch.float64))
+    setup = Setup(make_model(), CLASSES, 3, TRAINING)
+    _, ours = run(FedPAC(setup=setup, alignment_weight=0.0), 3)
+    theirs, expected = run(FedRep(setup=setup), 3)
+    for mine, other in zip(ours, expected, strict=True):
+        assert_close(mine.server["extractor"], other.server["extractor"], rtol=0, atol=1e-12)
+        assert_close(mine.views["pre"], other.views["pre"], rtol=0, atol=0)
+    for i, client in enumerate(theirs.clients):
+        own = tree_map(lambda leaf, i=i: leaf[i], ours[-1].server["classifiers"])
+        assert_close(own, client["classifier"], rtol=0, atol=1e-12)
+
+
+# -------------------- whose classifier goes where
+
+
+def uploads_of(clients: int) -> Tree:
+    """Return a stack of made-up uploads; every client's classifier is full of its own number, from 1."""
+    method = make()
+    one = update(method, start(method), 0)
+    number = torch.arange(1, clients + 1).double()
+    return {
+        **tree_map(lambda leaf: leaf.expand(clients, *leaf.shape), one),
+        "classifier": tree_map(
+            lambda leaf: number.reshape(-1, *[1] * leaf.dim()) * torch.ones_like(leaf), one["classifier"]
+        ),
+        "statistics": {
+            "shares": 0.5 * normal(make_key(11), (clients, CLASSES, 16), torch.float64),
+            "variance": 10 + uniform(make_key(12), (clients,), torch.float64),
+        },
+    }
+
+
+def aggregate(method: FedPAC, server: Tree, uploads: Tree, ids: list[int], valid: list[bool] | None = None) -> Tree:
+    with torch.no_grad():
+        return method.aggregate(server, uploads, torch.tensor(ids), torch.tensor(valid or [True] * len(ids)))
+
+
+def test_every_participant_gets_its_own_combination_and_the_others_keep_theirs() -> None:
+    """Whatever the order in which participants are listed: ids say who is who."""
+    method, uploads = make(), uploads_of(3)
+    server = start(method, 6)
+    statistics, valid = uploads["statistics"], torch.ones(3, dtype=torch.bool)
+    weights = drop_small(combining_weights(statistics["shares"], statistics["variance"], valid), 1e-3)
+    combined = weights @ torch.tensor([1.0, 2, 3]).double()
+    assert len(set(combined.tolist())) == 3
+    for order in ([0, 1, 2], [2, 0, 1], [1, 0, 2]):
+        ids = [(1, 3, 4)[row] for row in order]
+        found = aggregate(method, server, tree_map(lambda leaf, order=order: leaf[order], uploads), ids)
+        for client in range(6):
+            classifier = method.download(found, torch.tensor(client))["classifier"]
+            expected = server["classifier"]
+            if client in (1, 3, 4):
+                value = combined[(1, 3, 4).index(client)]
+                expected = tree_map(lambda leaf, value=value: value.expand(leaf.shape), expected)
+            assert_close(classifier, expected, rtol=0, atol=1e-9)
+        recorded = torch.zeros(6, 6).double()
+        recorded[torch.tensor([1, 3, 4])[:, None], torch.tensor([1, 3, 4])] = weights
+        assert_close(found["diagnostics"]["weights"], recorded, rtol=0, atol=1e-9)
+
+
+def test_a_second_round_replaces_the_rows_of_its_own_participants_alone() -> None:
+    method, uploads = make(), uploads_of(2)
+    first = aggregate(method, start(method, 4), uploads, [0, 2])
+    second = aggregate(method, first, uploads, [2, 3])
+    weight = [server["classifiers"]["weight"] for server in (first, second)]
+    assert_close(weight[1][0], weight[0][0], rtol=0, atol=0)
+    assert_close(weight[1][1], weight[0][1], rtol=0, atol=0)
+    # The first row of the stack was client 0, and is client 2 now.
+    assert_close(weight[1][2], weight[0][0], rtol=0, atol=1e-12)
+    assert_close(weight[1][3], weight[0][2], rtol=0, atol=1e-12)
+    assert not second["diagnostics"]["weights"][0].any()
+
+
+def test_who_is_not_valid_keeps_its_classifier_and_gives_none() -> None:
+    method, uploads = make(), uploads_of(3)
+    server = aggregate(method, start(method), uploads, [0, 1, 2])
+    alone = aggregate(method, server, tree_map(lambda leaf: leaf[[0, 2]], uploads), [0, 2])
+    spoilt = tree_map(lambda leaf: leaf.clone(), uploads)
+    for leaf in (*spoilt["classifier"].values(), *spoilt["statistics"].values(), spoilt["prototypes"]):
+        leaf[1] = torch.nan
+    found = aggregate(method, server, spoilt, [0, 1, 2], [True, False, True])
+    assert_close(found, alone, rtol=0, atol=1e-12)
+    rows = [tree_map(lambda leaf: leaf[1], tree["classifiers"]) for tree in (found, server)]
+    assert_close(rows[0], rows[1], rtol=0, atol=0)
+
+
+def test_a_newcomer_receives_the_average_classifier() -> None:
+    method, uploads = make(), uploads_of(3)
+    uploads["class_counts"] = torch.tensor([[4, 0, 0, 0], [1, 1, 0, 0], [0, 0, 2, 0]])
+    found = aggregate(method, start(method), uploads, [0, 1, 3])
+    received = method.download(found, torch.tensor(-1))
+    assert_close(received["classifier"]["bias"], torch.full((CLASSES,), (4 * 1 + 2 * 2 + 2 * 3) / 8).double())
+    assert_close(method.global_params(found), {**select(received, ("extractor", "classifier", "buffers"))})
+
+
+def test_a_newcomer_with_a_class_that_nobody_holds_goes_on() -> None:
+    method = make()
+    _, results = run(method, 1)
+    server = results[0].server
+    assert server["known"].tolist() == [True, True, True, False]
+    client = method.init_client(method.setup.model.init_params(), make_key(0))
+    received = method.download(server, torch.tensor(-1))
+    with torch.no_grad():
+        result = method.local_update(client, received, sequences(7, [3, 0, 3]), make_key(1))
+    assert all_finite(result._asdict())
+
+
+def test_a_class_nobody_holds_anymore_keeps_its_prototype() -> None:
+    method = make()
+    backend, results = run(method, 1)
+    later = backend.run_round(results[0].server, Round(1, (1, 3), evaluate=False)).server
+    assert later["known"].tolist() == [True, True, True, False]
+    assert_close(later["prototypes"][0], results[0].server["prototypes"][0], rtol=0, atol=0)
+    assert not torch.allclose(later["prototypes"][1], results[0].server["prototypes"][1])
+    assert all_finite(later)
+
+
+# -------------------- clients find their like
+
+
+def test_clients_of_a_group_find_each_other_in_digits() -> None:
+    """Twelve clients, four groups with two dominant digits each: 95 % of every client's weight stays in its group."""
+    arrays = DATASETS["digits"]().load(Path())
+    x, y = torch.from_numpy(arrays.train.x).float() / 16, torch.from_numpy(arrays.train.y)
+    of_class = [iter((y == k).nonzero()[:, 0].tolist()) for k in range(10)]
+    clients = []
+    for i in range(12):
+        dominant = (2 * (i % 4), 2 * (i % 4) + 1)
+        rows = [next(of_class[k]) for k in range(10) for _ in range(26 if k in dominant else 2)]
+        clients.append(client_data(x[rows], y[rows]))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Model(MODELS["digits_cnn"]().build((1, 8, 8), 10), classifier="classifier")
+    method = FedPAC(setup=Setup(model, 10, 3, Training(batch_size=40, epochs=1, learning_rate=0.1)))
+    backend = Vectorised(method, Federation(tuple(clients), clients[0], 10), make_key(0))
+    server, group = method.init_server(model.init_params(), 12, make_key(0)), torch.arange(12) % 4
+    for t in range(3):
+        result = backend.run_round(server, Round(t, tuple(range(12)), evaluate=False))
+        server, weights = result.server, result.diagnostics["server"]["weights"]
+        assert_close(weights.sum(1), torch.ones(12))
+        assert float((weights * (group[:, None] == group)).sum(1).min()) >= 0.95
+        assert float(weights.diagonal().max()) < 0.6
+
+
+# -------------------- what crosses
+
+
+def test_the_ledger_on_cifar() -> None:
+    """Spec: 108,970 numbers down and 110,251 up; counts and the mask of known classes are bookkeeping."""
+    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
+    data = client_data(normal(make_key(0), (2, 3, 32, 32)), torch.tensor([0, 7]))
+    method = FedPAC(setup=Setup(model, 10, 1, Training(batch_size=2, epochs=1)))
+    backend = Sequential(method, Federation((data, data), data, 10), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(0))
+    for report in backend.run_round(server, Round(0, (0, 1), evaluate=False)).reports:
+        parts = {"extractor": 4 * 106_400, "classifier": 4 * 1_290, "prototypes": 4 * 1_280}
+        assert report.down == {**parts, "bookkeeping": 10}
+        assert report.up == {**parts, "statistics": 4 * 1_281, "bookkeeping": 80}
+        assert sum(report.down.values()) - 10 == 4 * 108_970
+        assert sum(report.up.values()) - 80 == 4 * 110_251
+
+
+def test_no_client_receives_what_is_others() -> None:
+    """Neither the classifiers of all clients nor the weights are sent."""
+    method = make()
+    download = method.download(start(method), torch.tensor(2))
+    assert set(download) == {"extractor", "classifier", "buffers", "prototypes", "known"}
+    assert download["classifier"]["weight"].shape == (CLASSES, 16)
+
+
+@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
+    backend, results = run(make(buffers), 1)
+    before, after = start(make(buffers))["buffers"], results[0].server["buffers"]
+    shared = buffers == "shared"
+    assert all(("buffers" in {**r.up}) == ("buffers" in {**r.down}) == shared for r in results[0].reports)
+    if buffers == "dropped":
+        assert before == after == {}
+        return
+    kept = [client["buffers"]["1.running_mean"] for client in backend.clients]
+    assert not torch.equal(kept[0], kept[1])
+    if shared:
+        average = sum(n / 12 * mean for n, mean in zip((5, 2, 4, 1), kept, strict=True))
+        assert_close(after["1.running_mean"], average, rtol=0, atol=1e-12)
+    else:
+        assert_close(after, before, rtol=0, atol=0)
+
+
+def test_the_view_before_training_is_the_received_extractor_with_the_combined_classifier() -> None:
+    method = make()
+    backend, results = run(method, 1)
+    server = results[0].server
+    for i, client in enumerate(backend.clients):
+        held = method.personal_params(client, select(method.download(server, torch.tensor(i)), method.wire(1).down))
+        own = tree_map(lambda leaf, i=i: leaf[i], server["classifiers"])
+        assert_close(held, {**select(server, ("extractor", "buffers")), "classifier": own}, rtol=0, atol=0)
+    assert method.headline == "pre"
+
+
+# -------------------- settings
+
+
+def test_defaults_are_the_authors_values() -> None:
+    authors = FedPAC.presets["authors"]
+    assert vars(make()).items() >= authors["method"].items()
+    assert vars(Training()).items() >= authors["training"].items()
+
+
+def test_a_classifier_of_several_layers_is_refused() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, CLASSES)))
+    model = Model(module, classifier="2")
+    with pytest.raises(UserError, match="single linear layer"):
+        FedPAC(setup=Setup(model, CLASSES, 1, TRAINING)).prepare(model)
+
+
+@pytest.mark.parametrize(("name", "value"), [("threshold", 1.0), ("threshold", -0.1), ("alignment_weight", -1.0)])
+def test_values_outside_their_limits_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=name):
+        make("shared", **{name: value})
+
+
+def test_it_works_in_single_precision() -> None:
+    data = tuple(client_data(c.x.float(), c.y) for c in CLIENTS)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+    model = Model(module, classifier="3")
+    method = FedPAC(setup=Setup(model, CLASSES, 2, TRAINING))
+    backend = Sequential(method, Federation(data, data[0], CLASSES), make_key(0), workers=1)
+    server = method.init_server(model.init_params(), 4, make_key(0))
+    for t in range(2):
+        server = backend.run_round(server, Round(t, (0, 1, 2, 3), evaluate=False)).server
+    floats: list[Tensor] = [server["classifiers"]["weight"], server["diagnostics"]["weights"], server["prototypes"]]
+    assert {leaf.dtype for leaf in floats} == {torch.float32}
+    assert all_finite(server)
