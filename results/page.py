@@ -33,6 +33,10 @@ percent, means over clients.
 """
 
 
+LIKE = ("rounds", "seed", "precision", "training", "dataset", "model")
+"""What is the same in all runs of this page; of the partition the share alone differs."""
+
+
 class Run:
     """A record, as this page reads it."""
 
@@ -42,11 +46,17 @@ class Run:
         self.content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         self.config: dict[str, Any] = self.content["config"]
         self.method: str = self.config["method"]["name"]
-        self.share: int = self.config["partition"]["share"]
+        self.share: float | None = self.config["partition"].get("share")
         # The command has the options that were set, and the file is named after them.
         words = (word.partition(".") for word in self.content["command"].split() if word.startswith("method."))
         self.options = ", ".join(option.replace("=", " = ") for _, _, option in words)
         self.label = f"{self.method} ({self.options})" if self.options else self.method
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What it has in common with the other runs."""
+        partition = {key: value for key, value in self.config["partition"].items() if key != "share"}
+        return {**{key: self.config[key] for key in LIKE}, "partition": partition}
 
     def accuracy(self, view: str, test: str) -> float | None:
         """Return the figure of a view, if the method has it."""
@@ -71,6 +81,9 @@ def make_page() -> str:
     runs = [Run(path) for path in sorted((FOLDER / "cifar10").glob("*.json"))]
     if not runs:
         sys.exit("results/cifar10 has no records: keep some with results/keep.py.")
+    for run in runs:
+        if run.share is None or run.setting != runs[0].setting:
+            sys.exit(f"{run.path} is a run in another setting than {runs[0].path}: keep it in a folder of its own.")
     parts = [INTRODUCTION, _setting(runs), _reproduction(runs)]
     parts += [_everything(runs, share) for share in SHARES]
     parts += [_ranking(runs), _anchors(runs), (FOLDER / "remarks.md").read_text(encoding="utf-8"), _sources(runs)]
@@ -88,7 +101,8 @@ Batch {training["batch_size"]}, {training["epochs"]} epochs, SGD with learning r
 {training["learning_rate"]}, momentum {training["momentum"]}, \
 weight decay {training["weight_decay"]}; crops and flips; {environment["gpu"] or "CPU"}, torch {environment["torch"]}, \
 `precision = "{config["precision"]}"`, one seed. \
-Every method with its default options unless the table names some. {notes}
+Every method with its default options unless the table names some; SCAFFOLD has a momentum of its own, 0. {notes} \
+`results/subset.py` makes that data set.
 """
 
 

@@ -116,6 +116,16 @@ def test_one_method_makes_the_folder_the_record(fedmate_: Fedmate, tmp_path: Pat
     assert tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["rounds"] == 2
 
 
+def test_a_comparison_whose_methods_are_not_trained_alike_says_so(fedmate_: Fedmate, tmp_path: Path) -> None:
+    asked = ["run", "--method", "fedprox", "--method", "fedavg", "--set", "method.preset=authors", *SMALL]
+    answer = fedmate_(*asked, "--set", "training.epochs=1", "--out", "unlike")
+    assert answer.status == 0
+    (note,) = [line for line in answer.out.splitlines() if "not trained alike" in line]
+    assert "fedprox batch_size 10, learning_rate 0.01" in note
+    assert "fedavg batch_size 50, learning_rate 0.02" in note
+    assert "epochs" not in note
+
+
 def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmate, tmp_path: Path) -> None:
     answer = fedmate_("run", "--method", "local", "--method", "fedper", *SMALL, "--out", "both")
     assert (answer.status, answer.err) == (0, "")

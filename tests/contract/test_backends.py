@@ -142,12 +142,24 @@ class CifarCNN(nn.Sequential):
         super().__init__(layers)
 
 
-EXTRACTOR, MODEL = 106_400, 107_690
+EXTRACTOR, CLASSIFIER, PROTOTYPES = 106_400, 1_290, 1_280
+MODEL = EXTRACTOR + CLASSIFIER
 LEDGER = {
     "local": (0, 0),
+    "ditto": (MODEL, MODEL),
     "fedavg": (MODEL, MODEL),
+    "fedbabu": (EXTRACTOR, EXTRACTOR),
+    "fedfa": (MODEL + PROTOTYPES, MODEL + PROTOTYPES),
+    "fedmate": (MODEL + PROTOTYPES, MODEL + PROTOTYPES),
+    "fedpac": (MODEL + PROTOTYPES, MODEL + 2 * PROTOTYPES + 1),
     "fedper": (EXTRACTOR, EXTRACTOR),
+    "fedproto": (PROTOTYPES, PROTOTYPES),
+    "fedprox": (MODEL, MODEL),
     "fedrep": (EXTRACTOR, EXTRACTOR),
+    "fedrod": (MODEL, MODEL),
+    "lg_fedavg": (CLASSIFIER, CLASSIFIER),
+    "moon": (MODEL, MODEL),
+    "scaffold": (2 * MODEL, 2 * MODEL),
 }
 """Spec 1.1: float32 numbers that cross per client and round, down and up, bookkeeping apart."""
 

@@ -226,7 +226,7 @@ def test_personal_classifiers_never_cross() -> None:
 def test_a_classifier_of_two_layers_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3)))
     model = Model(module, classifier="1")
-    with pytest.raises(UserError, match=r"`classifier` must be a single linear layer .* `0\.weight`"):
+    with pytest.raises(UserError, match=r"`classifier` must be a single linear layer, .* `0\.weight`"):
         FedRoD(setup=Setup(model, 3, 1, TRAINING)).prepare(model)
     bare = Model(nn.Sequential(nn.Flatten(), nn.Linear(8, 3, bias=False)), classifier="1")
     assert FedRoD(setup=Setup(bare, 3, 1, TRAINING)).prepare(bare) is bare

@@ -110,7 +110,8 @@ def test_two_rounds_by_hand(momentum: float, server_rate: float) -> None:
         for i, (x, y) in enumerate(samples):
             steps = EPOCHS * (i + 1)
             ends.append(train_by_hand(w, c - own[i], x, y, steps, momentum))
-            news.append(own[i] - c + (w - ends[i]) * (1 - momentum) / (steps * ETA))
+            reach = ETA * sum(momentum**j for k in range(steps) for j in range(k + 1))
+            news.append(own[i] - c + (w - ends[i]) / reach)
         w = w + server_rate * (0.25 * (ends[0] - w) + 0.75 * (ends[1] - w))
         c = c + 2 / 3 * (0.25 * (news[0] - own[0]) + 0.75 * (news[1] - own[1]))
         own = news
@@ -205,6 +206,18 @@ def test_corrections_average_to_zero_where_models_are_averaged() -> None:
     backend, results = run(method, RAGGED, 2, everybody=True)
     mean = weighted_mean(controls(backend), torch.tensor([len(data.y) for data in RAGGED]))
     assert_close(results[-1].server["control"], mean, rtol=0, atol=1e-12)
+
+
+def test_the_common_variate_does_not_drift_from_those_of_ragged_clients() -> None:
+    """One after the other stays away: a share of a weighted mean would lead c astray a little further every round."""
+    method = Scaffold(setup=Setup(normed_model(), 3, 9, TRAINING))
+    sizes = torch.tensor([len(data.y) for data in RAGGED])
+    for rounds in (1, 2, 9):
+        backend, results = run(method, RAGGED, rounds)
+        met = sizes[1:] if rounds == 1 else sizes
+        share = sizes.sum() / (len(sizes) * met.double().mean())
+        expected = tree_map(lambda leaf, share=share: leaf * share, weighted_mean(controls(backend), sizes))
+        assert_close(results[-1].server["control"], expected, rtol=0, atol=1e-12)
 
 
 def test_who_diverges_keeps_its_variate_and_does_not_count() -> None:

@@ -160,7 +160,8 @@ class Model:
         """The length of a feature vector (K)."""
         if "weight" not in self._initial["classifier"]:
             raise UserError(
-                "`classifier` must be a single linear layer for this method, which works on the features before it."
+                "`classifier` must be a single linear layer, for this method works on the features before it; name the "
+                "last layer alone."
             )
         return self._initial["classifier"]["weight"].shape[1]
 

@@ -100,7 +100,10 @@ def make_method(
     model = _make_model(experiment, card, given)
     setup = Setup(model, len(card.class_names), experiment.general.rounds, experiment.training)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
-    model = method.prepare(model)
+    try:
+        model = method.prepare(model)
+    except UserError as error:
+        raise UserError(f"`method.name` is `{experiment.method.name}`: {error}") from None
     if initial is not None:
         model = model.starting_from(fit_to(dict(initial), model.init_params()))
     return replace(method, setup=replace(setup, model=model))

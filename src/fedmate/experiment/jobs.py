@@ -60,7 +60,19 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
         except OSError as error:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
-        yield [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
+        jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
+        yield [jobs[0]._replace(notes=[*_say_unlike(experiments), *jobs[0].notes]), *jobs[1:]]
+
+
+def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
+    """Say it if compared methods are not trained alike, as their presets may have it."""
+    trainings = {one.method.name: asdict(one.training) for one in experiments}
+    first = next(iter(trainings.values()))
+    unlike = [key for key in first if any(training[key] != first[key] for training in trainings.values())]
+    if not unlike:
+        return []
+    each = (f"{name} {', '.join(f'{key} {own[key]}' for key in unlike)}" for name, own in trainings.items())
+    return [f"the methods are not trained alike, a preset sets `[training]` of some: {'; '.join(each)}."]
 
 
 @contextmanager

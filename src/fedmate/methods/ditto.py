@@ -9,6 +9,7 @@ Deviations:
 - lambda is the same for all clients; the authors can also let each choose its own on validation samples;
 - momentum and weight decay as in the shared protocol, for both models;
 - a client whose personal model diverges is left out of the average, too;
+- who comes late, or new, begins with the initial model and not with the one it receives, as in the authors' code;
 - the common model's buffers follow the model's declaration, those of a personal model stay with it.
 """
 

@@ -68,7 +68,7 @@ class FedRoD(Method):
         found = sorted(model.init_params()["classifier"])
         if not {"weight"} <= set(found) <= {"weight", "bias"}:
             raise UserError(
-                "`classifier` must be a single linear layer for `fedrod`, which adds two of them up; it has the "
+                "`classifier` must be a single linear layer, for this method adds two of them up; it has the "
                 f"parameters {', '.join(f'`{name}`' for name in found)}: name the last layer alone."
             )
         return model

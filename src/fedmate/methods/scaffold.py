@@ -7,10 +7,11 @@ it went, and c is their mean.
 Deviations:
 - averages are weighted by size (n_i), as in the shared protocol; the paper's are not. The variates have the weights of
   the models: the corrections c - c_i then average to zero where models are averaged, and leave the common direction
-  alone. That is exact if everybody takes part or all clients are of one size; otherwise the share |S|/N by which c
-  moves stands for the share of samples, which nobody tells the server;
-- `training.momentum` is not used: way / (K eta) is a mean gradient for plain steps only. With a `momentum` m of its own
-  steps go about 1 / (1 - m) times as far, and the way is divided by that, too;
+  alone. So the server remembers sizes, and c is sum n_i c_i over N times the mean size of those it has met: the
+  paper's mean if all are of one size, and the weighted one when it has met everybody. (To move c by the share |S|/N of
+  a weighted mean would let it drift away from the c_i for good, if clients differ in size and not all take part.)
+- `training.momentum` is not used: way / (K eta) is a mean gradient for plain steps only. With a `momentum` of its own
+  the way is divided by how far K steps along one gradient would lead instead;
 - weight decay is part of a step's gradient, so the variates hold it;
 - K is the number of batches of this client, padding apart; a round without a step (or with `learning_rate` 0) tells
   nothing, and c_i stays;
@@ -74,13 +75,9 @@ class Scaffold(Method):
     server_learning_rate: float = option(1.0, "step size of the server (eta_g)", Limits(at_least=0))
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the common model, c = 0, and how many clients there are."""
-        count = next(leaves(params["classifier"])).new_full((), num_clients, dtype=torch.int64)
-        return {
-            **params,
-            "control": tree_map(torch.zeros_like, select(params, TRAINED)),
-            "num_clients": count,
-        }
+        """The server holds the common model, c = 0, and the sizes of the clients it has met."""
+        sizes = next(leaves(params["classifier"])).new_zeros(num_clients, dtype=torch.int64)
+        return {**params, "control": tree_map(torch.zeros_like, select(params, TRAINED)), "sizes": sizes}
 
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps c_i, at first 0, and its buffers in case they are private."""
@@ -121,15 +118,22 @@ class Scaffold(Method):
         return LocalResult({"control": control, **buffers}, upload, params, diagnostics={})
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Move the model by the mean change, c by the participants' share of it, and average buffers, all by n_i."""
+        """Move the model by the mean change, c by what the participants' variates changed, average buffers; by n_i."""
         weights = uploads["num_samples"].masked_fill(~valid, 0)
         change, control_change = (weighted_mean(uploads[part], weights) for part in ("change", "control_change"))
-        # A quotient of integers would be rounded to float32.
-        share = valid.sum().to(torch.float64) / server["num_clients"]
+        met = torch.where(valid, uploads["num_samples"], server["sizes"].index_select(0, client_ids))
+        sizes = server["sizes"].index_copy(0, client_ids, met)
+        before, after = _all_samples(server["sizes"]), _all_samples(sizes)
+
+        def move(c: Tensor, step: Tensor) -> Tensor:
+            moved: Tensor = c * (before / after).to(c.dtype) + step * (weights.sum() / after).to(c.dtype)
+            return moved
+
         return {
             **mix_by_size(server, uploads, valid),
             **tree_map(lambda w, step: w + self.server_learning_rate * step, select(server, TRAINED), change),
-            "control": tree_map(lambda c, step: c + share.to(c.dtype) * step, server["control"], control_change),
+            "control": tree_map(move, server["control"], control_change),
+            "sizes": sizes,
         }
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
@@ -141,10 +145,18 @@ class Scaffold(Method):
         return select(server, MODEL_PARTS)
 
     def _reach(self, data: ClientData) -> Tensor:
-        """Return how far a round goes along a gradient of 1: K eta, with momentum K eta / (1 - m)."""
+        """Return how far a round goes along a gradient of 1: K eta, and further with momentum m."""
         training = self.setup.training
-        steps = -(-num_samples(data) // training.batch_size) * training.epochs
-        return steps.to(torch.float64) * (training.learning_rate / (1 - self.momentum))
+        steps = (-(-num_samples(data) // training.batch_size) * training.epochs).to(torch.float64)
+        keep = self.momentum
+        # A velocity that starts at 0 has grown to (1 - m^k) / (1 - m) in step k; this is the sum of these.
+        return training.learning_rate * (steps / (1 - keep) - keep * (1 - keep**steps) / (1 - keep) ** 2)
+
+
+def _all_samples(sizes: Tensor) -> Tensor:
+    """Estimate how many samples there are from the clients met so far, the others as large as these; at least 1."""
+    met = (sizes > 0).sum().clamp(min=1)
+    return (sizes.sum().to(torch.float64) * sizes.shape[0] / met).clamp(min=1)
 
 
 def _corrected_loss(model: Model, correction: Tree) -> Objective:
