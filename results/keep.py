@@ -3,8 +3,8 @@
     python results/keep.py results/cifar10 RUN... [--note "what a reader must know"]
 
 A file holds the figures of the last evaluation, every option, versions, hardware, commit, date and the command. Its
-name ends with a digest of the options, so that the same experiment has the same name wherever it is run; a file that exists
-is left alone. `python results/page.py` makes docs/results.md of them.
+name ends with a digest of the options, so that the same experiment has the same name wherever it is run; a file that
+exists is left alone. `python results/page.py` makes docs/results.md of them.
 """
 
 from __future__ import annotations

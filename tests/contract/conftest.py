@@ -63,6 +63,9 @@ TELLING: dict[str, object] = {"cft": "period:2"}
 with installed_example():
     METHOD_NAMES = METHODS.names()
 
+THOROUGH = ("fedavg", "fedmate", "fedpac", "moon", "fedrep")
+"""Methods that are tried with buffers of every kind here; all are in their own tests."""
+
 ModelName = Literal["plain", "shared", "private", "dropped"]
 
 
@@ -272,10 +275,20 @@ def lab(request: pytest.FixtureRequest, method_name: str) -> Lab:
     return _make(method_name, request.param)
 
 
-@pytest.fixture(params=["plain", "shared", "private", "dropped"])
-def any_lab(request: pytest.FixtureRequest, method_name: str) -> Lab:
-    """Every method on every model."""
-    return _make(method_name, request.param)
+ANY = [(method, model) for method in METHOD_NAMES for model in ("plain", "shared")]
+ANY += [(method, model) for method in THOROUGH for model in ("private", "dropped")]
+
+
+@pytest.fixture(params=ANY, ids=lambda pair: f"{pair[1]}-{pair[0]}")
+def any_lab(request: pytest.FixtureRequest) -> Lab:
+    """Every method without and with buffers, some of them with buffers of every kind."""
+    return _make(*request.param)
+
+
+@pytest.fixture
+def buffered_lab(method_name: str) -> Lab:
+    """Every method on a network with buffers and dropout, which has all that the perceptron has and more."""
+    return _make(method_name, "shared")
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def run(lab: Lab) -> tuple[list[RoundResult], list[Tree]]:
     return results, list(backend.clients)
 
 
-def test_replayed_rounds_change_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = lab.with_few_steps()
+def test_replayed_rounds_change_nothing(buffered_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = buffered_lab.with_few_steps()
     expected = run(lab)
     played = []
     monkeypatch.setattr(vectorised, "tape_for", lambda device: OperationTape)

@@ -331,8 +331,8 @@ def _round(method: Method, t: int, inputs: Tree) -> None:
         method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
 
 
-def test_nothing_in_a_round_is_read_back_to_the_host(lab: Lab) -> None:
-    trace(lab)
+def test_nothing_in_a_round_is_read_back_to_the_host(buffered_lab: Lab) -> None:
+    trace(buffered_lab)
 
 
 def test_nothing_is_read_back_with_unmapped_either(plain_lab: Lab) -> None:

@@ -28,11 +28,19 @@ from fedmate.core import (
 )
 
 if TYPE_CHECKING:
-    from tests.contract.conftest import Lab
+    from tests.contract.conftest import Lab, MakeLab
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 3, 100])
-def test_chunks_change_nothing(lab: Lab, chunk_size: int) -> None:
+def test_chunks_change_nothing(buffered_lab: Lab) -> None:
+    check_chunks(buffered_lab, 2)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 100])
+def test_the_size_of_chunks_changes_nothing(make_lab: MakeLab, chunk_size: int) -> None:
+    check_chunks(make_lab("fedmate", "plain"), chunk_size)
+
+
+def check_chunks(lab: Lab, chunk_size: int) -> None:
     chunked = lab.run(Vectorised(lab.method, lab.federation, lab.key, chunk_size=chunk_size))
     assert_close(chunked.rounds, lab.expected.rounds, rtol=0, atol=1e-9, equal_nan=True)
     assert_close(chunked.clients, lab.expected.clients, rtol=0, atol=1e-9)
@@ -74,11 +82,12 @@ def trace(lab: Lab) -> None:
             fake.view(server, task)
 
 
-def test_nothing_in_a_whole_round_is_read_back(lab: Lab) -> None:
-    trace(lab)
+def test_nothing_in_a_whole_round_is_read_back(buffered_lab: Lab) -> None:
+    trace(buffered_lab)
 
 
-def test_a_planted_read_is_found(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_read_is_found(make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_lab = make_lab("fedavg", "plain")
     method = type(plain_lab.method)
     aggregate = method.aggregate
 
@@ -105,7 +114,8 @@ class Branching(nn.Module):
         return logits
 
 
-def test_a_model_that_cannot_be_mapped_is_refused_with_the_reason(plain_lab: Lab) -> None:
+def test_a_model_that_cannot_be_mapped_is_refused_with_the_reason(make_lab: MakeLab) -> None:
+    plain_lab = make_lab("fedavg", "plain")
     old = plain_lab.method.setup
     setup = Setup(Model(Branching(), classifier="classifier"), old.num_classes, old.rounds, old.training)
     method = type(plain_lab.method)(setup=setup)
@@ -125,7 +135,8 @@ class Centring(nn.Module):
         return x - x.mean(0)
 
 
-def test_a_layer_that_mixes_samples_is_refused(plain_lab: Lab) -> None:
+def test_a_layer_that_mixes_samples_is_refused(make_lab: MakeLab) -> None:
+    plain_lab = make_lab("fedavg", "plain")
     old = plain_lab.method.setup
     module = nn.Sequential(nn.Flatten(), nn.Linear(8, 3), Centring(), nn.Linear(3, 4)).double()
     setup = Setup(Model(module, classifier="3"), old.num_classes, old.rounds, old.training)
