@@ -22,7 +22,7 @@ types: .venv/dev  ## types, strictly
 	$(BIN)/mypy
 
 unit: .venv/dev  ## tests and the examples in docstrings
-	$(BIN)/pytest -n 2 --durations=5 -m 'not kills'
+	$(BIN)/pytest -n 2 --dist loadfile --durations=5 -m 'not kills'
 
 kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume them, compare the records
 	$(BIN)/pytest -n 2 tests/reliability

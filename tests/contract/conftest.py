@@ -291,6 +291,12 @@ def buffered_lab(method_name: str) -> Lab:
     return _make(method_name, "shared")
 
 
+@pytest.fixture(params=THOROUGH)
+def telling_lab(request: pytest.FixtureRequest) -> Lab:
+    """A few methods that differ most, on the perceptron: for what back ends promise of any."""
+    return _make(request.param, "plain")
+
+
 @pytest.fixture
 def plain_lab(method_name: str) -> Lab:
     """Every method on the perceptron."""

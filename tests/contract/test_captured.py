@@ -44,8 +44,8 @@ def test_replayed_rounds_change_nothing(buffered_lab: Lab, monkeypatch: pytest.M
     assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_newcomers_of_replayed_rounds_draw_anew(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = plain_lab.with_few_steps()
+def test_newcomers_of_replayed_rounds_draw_anew(telling_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = telling_lab.with_few_steps()
     clients = lab.federation.clients
     lab = dataclasses.replace(lab, federation=lab.federation._replace(newcomers=clients[3:5]))
     ends = []
@@ -60,9 +60,9 @@ def test_newcomers_of_replayed_rounds_draw_anew(plain_lab: Lab, monkeypatch: pyt
     assert_close(ends[1], ends[0], rtol=0, atol=0, equal_nan=True)
 
 
-def test_what_a_round_returned_outlives_later_rounds(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_round_returned_outlives_later_rounds(telling_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectorised, "tape_for", lambda device: OperationTape)
-    lab = plain_lab.with_few_steps()
+    lab = telling_lab.with_few_steps()
     backend, server = Vectorised(lab.method, lab.federation, lab.key), lab.server()
     kept: list[tuple[Tree, object]] = []
     for t in range(5):
@@ -72,8 +72,8 @@ def test_what_a_round_returned_outlives_later_rounds(plain_lab: Lab, monkeypatch
     assert all(str(states) == text for states, text in kept)
 
 
-def test_a_round_that_breaks_off_leaves_nothing_behind(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = plain_lab.with_few_steps()
+def test_a_round_that_breaks_off_leaves_nothing_behind(telling_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = telling_lab.with_few_steps()
     backend = Vectorised(lab.method, lab.federation, lab.key)
     before = str(list(backend.clients))
 

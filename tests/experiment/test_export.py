@@ -107,7 +107,7 @@ def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:
 # -------------------- the same model
 
 
-@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("method", ["ditto", "fedavg", "fedbabu", "fedmate", "fedpac", "fedrod", "local", "moon"])
 def test_a_model_is_as_good_as_the_record_says(finished: Runs, method: str) -> None:
     folder = finished(method)
     x, y = raw_digits(folder)

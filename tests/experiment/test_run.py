@@ -124,7 +124,7 @@ def timeless(folder: Path) -> dict[str, Any]:
 # The record.
 
 
-@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("method", TELLING)
 def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> None:
     summary = carry_out(tmp_path / "run", "seed=3", method=method)
     assert Record(tmp_path / "run").summary == summary
