@@ -94,7 +94,7 @@ def test_a_method_is_described_with_its_options_their_defaults_and_presets(name:
 def test_the_options_of_fedrep_stand_there_word_for_word(methods: list[str]) -> None:
     assert methods[0] == (
         "methods: numbers are what a client receives (down) and sends (up) in a round, in float32, on the paper's "
-        "CIFAR CNN with 10 classes"
+        "CIFAR CNN with 10 classes, T = 200"
     )
     at = next(i for i, line in enumerate(methods) if line.startswith("  fedrep "))
     assert methods[at + 1] == "      shares extractor; keeps classifier; 106,400 numbers down, 106,400 up"

@@ -35,7 +35,7 @@ from fedmate.models import MODELS
 
 INPUT, CLASSES, CLIENTS, ROUNDS = (3, 32, 32), 10, 20, 200
 
-SETTING = f"the paper's CIFAR CNN with {CLASSES} classes"
+SETTING = f"the paper's CIFAR CNN with {CLASSES} classes, T = {ROUNDS}"
 
 
 @final
