@@ -5,57 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
-    Method,
     Model,
     Setup,
     Training,
     client_data,
     make_key,
-    normal,
 )
 from fedmate.methods.ditto import Ditto
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.local import Local
 from fedmate.models import MODELS
-
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    """Inputs away from 0, so that running means have somewhere to go."""
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-
-
-def normed_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
-
-
-def run(method: Method, rounds: int) -> tuple[Sequential, list[RoundResult]]:
-    """Run rounds in which one client after the other stays away."""
-    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
-    results = []
-    for t in range(rounds):
-        present = tuple(i for i in range(3) if i != t % 3)
-        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
-        server = results[-1].server
-    return backend, results
-
 
 # -------------------- by hand
 
@@ -113,8 +81,8 @@ def test_two_rounds_by_hand() -> None:
 @pytest.mark.parametrize(("buffers", "weight"), [("shared", 0.0), ("shared", 0.7), ("private", 0.7), ("dropped", 0.7)])
 def test_the_common_model_is_fedavgs_bit_for_bit(buffers: BufferPolicy, weight: float) -> None:
     setup = Setup(normed_model(buffers), 3, 3, TRAINING)
-    ours, mine = run(Ditto(setup=setup, proximal_weight=weight), 3)
-    theirs, other = run(FedAvg(setup=setup), 3)
+    ours, mine = run(Ditto(setup=setup, proximal_weight=weight), CLIENTS, 3)
+    theirs, other = run(FedAvg(setup=setup), CLIENTS, 3)
     for a, b in zip(mine, other, strict=True):
         assert_close(a.server, b.server, rtol=0, atol=0)
         assert_close(a.views["global"], b.views["global"], rtol=0, atol=0)
@@ -127,8 +95,8 @@ def test_the_common_model_is_fedavgs_bit_for_bit(buffers: BufferPolicy, weight: 
 @pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
 def test_without_a_pull_personal_models_are_locals_bit_for_bit(buffers: BufferPolicy) -> None:
     setup = Setup(normed_model(buffers), 3, 3, TRAINING)
-    ours, mine = run(Ditto(setup=setup, proximal_weight=0.0), 3)
-    theirs, other = run(Local(setup=setup), 3)
+    ours, mine = run(Ditto(setup=setup, proximal_weight=0.0), CLIENTS, 3)
+    theirs, other = run(Local(setup=setup), CLIENTS, 3)
     for client, reference in zip(ours.clients, theirs.clients, strict=True):
         assert_close(client["personal_model"], reference, rtol=0, atol=0)
     for a, b in zip(mine, other, strict=True):
@@ -171,7 +139,7 @@ def test_the_pull_is_towards_what_was_received_not_what_was_trained_from_it() ->
 def test_a_personal_model_has_statistics_of_its_own(buffers: BufferPolicy) -> None:
     model = normed_model(buffers)
     method = Ditto(setup=Setup(model, 3, 3, TRAINING))
-    backend, results = run(method, 3)
+    backend, results = run(method, CLIENTS, 3)
     server, (one, other, _) = results[-1].server, backend.clients
     assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
     name, initial = "1.running_mean", model.init_params()["buffers"]["1.running_mean"]
@@ -199,7 +167,7 @@ def test_the_personal_model_stays_and_is_what_is_evaluated() -> None:
 
 def test_a_client_that_never_took_part_holds_the_initial_model() -> None:
     model = normed_model()
-    backend, _ = run(Ditto(setup=Setup(model, 3, 1, TRAINING)), 1)
+    backend, _ = run(Ditto(setup=Setup(model, 3, 1, TRAINING)), CLIENTS, 1)
     assert_close(backend.clients[0]["personal_model"], model.init_params(), rtol=0, atol=0)
 
 

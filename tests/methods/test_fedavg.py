@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
     Model,
     Setup,
@@ -20,7 +20,6 @@ from fedmate.core import (
     Tree,
     client_data,
     make_key,
-    normal,
 )
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.local import Local
@@ -95,38 +94,11 @@ def test_models_zero_and_one_of_sizes_one_and_three_average_to_three_quarters() 
 # -------------------- with BatchNorm and dropout
 
 
-def normed_model(buffers: BufferPolicy) -> Model:
-    """At least 8 values per channel and sample: BatchNorm is well-conditioned even for a single one."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    """Inputs away from 0, so that running means have somewhere to go."""
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def run(method: FedAvg | Local, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
-    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
-    results = []
-    for t in range(rounds):
-        results.append(backend.run_round(server, Round(t, tuple(range(len(clients))), evaluate=True)))
-        server = results[-1].server
-    return backend, results
-
-
 @pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
 def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy) -> None:
     setup = Setup(normed_model(buffers), 3, 3, TRAINING)
-    average, ours = run(FedAvg(setup=setup), CLIENTS[:1], 3)
-    local, theirs = run(Local(setup=setup), CLIENTS[:1], 3)
+    average, ours = run(FedAvg(setup=setup), CLIENTS[:1], 3, everybody=True)
+    local, theirs = run(Local(setup=setup), CLIENTS[:1], 3, everybody=True)
     held: Tree = {**ours[-1].server, **(average.clients[0] if buffers == "private" else {})}
     assert_close(held, local.clients[0], rtol=0, atol=0)
     for mine, other in zip(ours, theirs, strict=True):
@@ -138,7 +110,7 @@ def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy)
 def test_shared_buffers_are_averaged_like_the_rest() -> None:
     model = normed_model("shared")
     method = FedAvg(setup=Setup(model, 3, 3, TRAINING))
-    backend, (result,) = run(method, CLIENTS, 1)
+    backend, (result,) = run(method, CLIENTS, 1, everybody=True)
     sizes = torch.tensor([5, 2, 4])
     for name, average in result.server["buffers"].items():
         own = torch.stack([client["buffers"][name] for client in backend.clients])
@@ -152,7 +124,7 @@ def test_shared_buffers_are_averaged_like_the_rest() -> None:
 def test_private_buffers_stay_with_the_client() -> None:
     model = normed_model("private")
     method = FedAvg(setup=Setup(model, 3, 3, TRAINING))
-    backend, results = run(method, CLIENTS, 2)
+    backend, results = run(method, CLIENTS, 2, everybody=True)
     initial, means = model.init_params()["buffers"], [c["buffers"]["1.running_mean"] for c in backend.clients]
     assert_close(results[-1].server["buffers"], initial, rtol=0, atol=0)
     assert not torch.equal(means[0], means[1])
@@ -166,7 +138,7 @@ def test_private_buffers_stay_with_the_client() -> None:
 
 def test_dropped_buffers_do_not_exist() -> None:
     model = normed_model("dropped")
-    backend, results = run(FedAvg(setup=Setup(model, 3, 3, TRAINING)), CLIENTS, 1)
+    backend, results = run(FedAvg(setup=Setup(model, 3, 3, TRAINING)), CLIENTS, 1, everybody=True)
     assert results[-1].server["buffers"] == {}
     assert [client["buffers"] for client in backend.clients] == [{}, {}, {}]
     assert not any("buffers" in {**report.down, **report.up} for report in results[-1].reports)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.client import adapt_client
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
     Model,
     Setup,
@@ -25,7 +25,6 @@ from fedmate.core import (
     Tree,
     client_data,
     make_key,
-    normal,
 )
 from fedmate.errors import UserError
 from fedmate.methods.fedavg import FedAvg
@@ -33,38 +32,10 @@ from fedmate.methods.fedbabu import FedBABU
 from fedmate.models import MODELS
 
 Array = NDArray[np.float64]
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    """Inputs away from 0, so that running means have somewhere to go."""
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-
-
-def normed_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
 
 
 def make(model: Model, training: Training = TRAINING, **options: Any) -> FedBABU:
     return FedBABU(setup=Setup(model, 3, 3, training), **options)
-
-
-def run(method: FedBABU, rounds: int) -> tuple[Sequential, list[RoundResult]]:
-    """Run rounds in which one client after the other stays away."""
-    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
-    results = []
-    for t in range(rounds):
-        present = tuple(i for i in range(3) if i != t % 3)
-        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
-        server = results[-1].server
-    return backend, results
 
 
 def held(method: FedBABU, client: Tree, server: Tree) -> Tree:
@@ -160,7 +131,7 @@ def test_fine_tuning_with_the_rate_of_training_is_a_round_of_fedavg(buffers: Buf
 
 
 def test_without_fine_tuning_pre_is_the_global_model() -> None:
-    _, results = run(make(normed_model(), tuning_epochs=0), 2)
+    _, results = run(make(normed_model(), tuning_epochs=0), CLIENTS, 2)
     for result in results:
         pre, common = result.views["pre"], result.views["global"]
         assert pre is not None
@@ -175,7 +146,7 @@ def test_the_classifier_is_the_same_bits_all_over_training() -> None:
     """Weight decay and momentum are on, and models are tuned after every round."""
     model = normed_model()
     method = make(model)
-    backend, results = run(method, 3)
+    backend, results = run(method, CLIENTS, 3)
     initial = model.init_params()["classifier"]
     for state in (*backend.clients, *(result.server for result in results)):
         assert_close(state["classifier"], initial, rtol=0, atol=0)
@@ -191,7 +162,7 @@ def test_fine_tuning_moves_everything_and_nothing_of_the_federation() -> None:
     model = normed_model()
     ends = []
     for epochs in (0, 2):
-        backend, results = run(make(model, tuning_epochs=epochs), 2)
+        backend, results = run(make(model, tuning_epochs=epochs), CLIENTS, 2)
         ends.append({"server": results[-1].server, "clients": dict(enumerate(backend.clients))})
     assert_close(ends[0], ends[1], rtol=0, atol=0)
     params = model.init_params()
@@ -216,7 +187,7 @@ def test_the_tuned_view_has_another_classifier_and_nothing_else() -> None:
 def test_a_newcomer_trains_the_extractor_and_then_tunes_everything() -> None:
     model = normed_model()
     method = make(model, tuning_epochs=1)
-    _, results = run(method, 1)
+    _, results = run(method, CLIENTS, 1)
     client = method.init_client(model.init_params(), make_key(8))
     download = method.download(results[-1].server, torch.tensor(-1))
     untuned = replace(method, tuning_epochs=0)
@@ -245,7 +216,7 @@ def test_a_classifier_of_zeros_is_refused() -> None:
 def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
     model = normed_model(buffers)
     method = make(model, tuning_epochs=0)
-    backend, results = run(method, 2)
+    backend, results = run(method, CLIENTS, 2)
     server, own = results[-1].server, backend.clients[0]
     assert ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down)
     assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")

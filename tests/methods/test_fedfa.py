@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from tests.methods.small import TRAINING, normed_model, sequences
 from torch import nn
 from torch.testing import assert_close
 
@@ -41,12 +42,7 @@ from fedmate.models import MODELS
 Numbers = npt.NDArray[np.float64]
 
 CLASSES = 3
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
 MODEL_PARTS = ("extractor", "classifier", "buffers")
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
 
 
 CLIENTS = (sequences(1, [0, 1, 0, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
@@ -54,15 +50,8 @@ CLIENTS = (sequences(1, [0, 1, 0, 0, 1]), sequences(2, [1, 1]), sequences(3, [0,
 TEST = sequences(9, [0, 1, 2])
 
 
-def make_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, CLASSES)).double(), classifier="5", buffers=buffers)
-
-
 def make(buffers: BufferPolicy = "shared", training: Training = TRAINING, **options: Any) -> FedFA:
-    return FedFA(setup=Setup(make_model(buffers), CLASSES, 3, training), **options)
+    return FedFA(setup=Setup(normed_model(buffers, classes=CLASSES), CLASSES, 3, training), **options)
 
 
 def begin(method: Method, clients: int = 1) -> Tree:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
+from tests.methods.small import TRAINING
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
@@ -47,7 +48,6 @@ from fedmate.models.cnn import CifarCNN
 CLASSES = 4
 LABELS = ((0, 1, 2, 0, 1), (1, 1, 1), (0, 2, 2, 1, 0, 2))
 """By client. The second holds one class; nobody holds class 3."""
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
 
 
 def samples(seed: int, labels: Iterable[int]) -> ClientData:

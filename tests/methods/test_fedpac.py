@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from tests.components.test_collaboration import by_supports
+from tests.methods.small import TRAINING, normed_model, sequences
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -20,7 +21,6 @@ from fedmate.backends.vectorised import Vectorised
 from fedmate.components.collaboration import VARIANCE_FLOOR, combining_weights, drop_small
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
     Method,
     Model,
@@ -46,11 +46,6 @@ Numbers = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 CLASSES = 4
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
 
 
 CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]), sequences(4, [2]))
@@ -58,15 +53,8 @@ CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0,
 TEST = sequences(9, [0, 1, 2, 3])
 
 
-def make_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, CLASSES)).double(), classifier="5", buffers=buffers)
-
-
 def make(buffers: BufferPolicy = "shared", **options: Any) -> FedPAC:
-    return FedPAC(setup=Setup(make_model(buffers), CLASSES, 3, TRAINING), **options)
+    return FedPAC(setup=Setup(normed_model(buffers, classes=CLASSES), CLASSES, 3, TRAINING), **options)
 
 
 def start(method: Method, clients: int = 4) -> Tree:
@@ -254,7 +242,10 @@ def test_statistics_are_those_of_the_received_model_and_prototypes_of_the_traine
     method = make()
     trained, stayed = (
         update(m, start(m), 0)
-        for m in (method, FedPAC(setup=Setup(make_model(), CLASSES, 3, Training(epochs=0)), classifier_epochs=0))
+        for m in (
+            method,
+            FedPAC(setup=Setup(normed_model(classes=CLASSES), CLASSES, 3, Training(epochs=0)), classifier_epochs=0),
+        )
     )
     assert_close(trained["statistics"], stayed["statistics"], rtol=0, atol=0)
     assert not torch.allclose(trained["prototypes"], stayed["prototypes"])
@@ -267,7 +258,7 @@ def test_statistics_are_those_of_the_received_model_and_prototypes_of_the_traine
 
 def test_with_classifiers_of_their_own_and_no_alignment_it_is_fedrep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedpac, "combining_weights", lambda shares, *_: torch.eye(len(shares), dtype=torch.float64))
-    setup = Setup(make_model(), CLASSES, 3, TRAINING)
+    setup = Setup(normed_model(classes=CLASSES), CLASSES, 3, TRAINING)
     _, ours = run(FedPAC(setup=setup, alignment_weight=0.0), 3)
     theirs, expected = run(FedRep(setup=setup), 3)
     for mine, other in zip(ours, expected, strict=True):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from tests.methods.small import TRAINING, normed_model, sequences
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -37,11 +38,6 @@ from fedmate.models import MODELS
 Numbers = npt.NDArray[np.float64]
 
 CLASSES = 4
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
 
 
 CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]), sequences(4, [2]))
@@ -49,15 +45,8 @@ CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0,
 TEST = sequences(9, [0, 1, 2, 3])
 
 
-def make_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, CLASSES)).double(), classifier="5", buffers=buffers)
-
-
 def make(buffers: BufferPolicy = "shared", **options: Any) -> FedProto:
-    return FedProto(setup=Setup(make_model(buffers), CLASSES, 3, TRAINING), **options)
+    return FedProto(setup=Setup(normed_model(buffers, classes=CLASSES), CLASSES, 3, TRAINING), **options)
 
 
 def run(method: Method, rounds: int, clients: tuple[ClientData, ...] = CLIENTS) -> tuple[Sequential, list[RoundResult]]:
@@ -193,7 +182,10 @@ def test_the_ledger_on_cifar() -> None:
 @pytest.mark.parametrize("buffers", ["shared", "private"])
 def test_buffers_stay_with_the_client_like_its_model(buffers: BufferPolicy) -> None:
     backend, results = run(make(buffers), 1)
-    start, moved = make_model().init_params()["buffers"], [client["buffers"] for client in backend.clients]
+    start, moved = (
+        normed_model(classes=CLASSES).init_params()["buffers"],
+        [client["buffers"] for client in backend.clients],
+    )
     assert_close(moved[0], start, rtol=0, atol=0)
     assert not torch.equal(moved[1]["1.running_mean"], moved[2]["1.running_mean"])
     assert "buffers" not in results[0].reports[0].up
@@ -204,8 +196,8 @@ def test_buffers_stay_with_the_client_like_its_model(buffers: BufferPolicy) -> N
 
 def test_a_client_sends_prototypes_of_its_trained_model_in_evaluation_mode() -> None:
     method = make()
-    client, model = method.init_client(make_model().init_params(), make_key(0)), method.setup.model
-    download = method.init_server(make_model().init_params(), 1, make_key(0))
+    client, model = method.init_client(normed_model(classes=CLASSES).init_params(), make_key(0)), method.setup.model
+    download = method.init_server(normed_model(classes=CLASSES).init_params(), 1, make_key(0))
     result = method.local_update(client, download, CLIENTS[0], make_key(3))
     prototypes, counts = local_prototypes(model, result.params, CLIENTS[0], CLASSES)
     assert_close(result.upload, {"prototypes": prototypes, "class_counts": counts}, rtol=0, atol=0)
@@ -217,7 +209,7 @@ def test_a_class_out_of_reach_keeps_its_prototype_and_one_nobody_holds_stays_unk
     """Class 0 is held by clients 0 and 2; in the second round only clients 1 and 3 are there."""
     method = make()
     backend = Sequential(method, Federation(CLIENTS, TEST, CLASSES), make_key(4), workers=1)
-    server = method.init_server(make_model().init_params(), 4, make_key(4))
+    server = method.init_server(normed_model(classes=CLASSES).init_params(), 4, make_key(4))
     first = backend.run_round(server, Round(0, (0, 1, 2), evaluate=False)).server
     second = backend.run_round(first, Round(1, (1, 3), evaluate=False)).server
     assert first["known"].tolist() == second["known"].tolist() == [True, True, True, False]
@@ -238,7 +230,7 @@ def nearest_view(method: FedProto, client: Tree, prototypes: Tensor, known: Tens
 def test_the_nearest_known_prototype_wins() -> None:
     """Class 2 has no prototype: it is never chosen, near as zero may be."""
     method = make()
-    client = method.init_client(make_model().init_params(), make_key(0))
+    client = method.init_client(normed_model(classes=CLASSES).init_params(), make_key(0))
     prototypes, known = (
         2 * uniform(make_key(1), (CLASSES, 16), torch.float64) - 1,
         torch.ones(CLASSES, dtype=torch.bool),
@@ -256,7 +248,7 @@ def test_the_nearest_known_prototype_wins() -> None:
 
 def test_before_any_prototype_is_known_the_view_is_finite() -> None:
     method = make()
-    params = make_model().init_params()
+    params = normed_model(classes=CLASSES).init_params()
     single = {name: tensor.float() for name, tensor in params["classifier"].items()}
     server = method.init_server({**params, "classifier": single}, 1, make_key(0))
     assert server["prototypes"].dtype == torch.float32

@@ -6,55 +6,24 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
-    Method,
     Model,
     Setup,
     Training,
     client_data,
     make_key,
-    normal,
 )
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedprox import FedProx
 from fedmate.models import MODELS
-
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-
-
-def normed_model(buffers: BufferPolicy) -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
-
-
-def run(method: Method, rounds: int) -> tuple[Sequential, list[RoundResult]]:
-    """Run rounds in which one client after the other stays away."""
-    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
-    results = []
-    for t in range(rounds):
-        present = tuple(i for i in range(3) if i != t % 3)
-        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
-        server = results[-1].server
-    return backend, results
-
 
 # -------------------- one round by hand
 
@@ -113,8 +82,8 @@ def test_a_round_by_hand() -> None:
 @pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
 def test_without_weight_it_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> None:
     setup = Setup(normed_model(buffers), 3, 3, TRAINING)
-    ours, mine = run(FedProx(setup=setup, proximal_weight=0), 3)
-    theirs, other = run(FedAvg(setup=setup), 3)
+    ours, mine = run(FedProx(setup=setup, proximal_weight=0), CLIENTS, 3)
+    theirs, other = run(FedAvg(setup=setup), CLIENTS, 3)
     assert_close(ours.clients, theirs.clients, rtol=0, atol=0)
     for a, b in zip(mine, other, strict=True):
         assert_close(a.server, b.server, rtol=0, atol=0)
@@ -144,7 +113,7 @@ def test_the_stronger_the_pull_the_shorter_the_way() -> None:
 def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
     model = normed_model(buffers)
     method = FedProx(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, 2)
+    backend, results = run(method, CLIENTS, 2)
     initial, name = model.init_params()["buffers"], "1.running_mean"
     moved = not torch.equal(results[-1].server["buffers"][name], initial[name])
     assert moved == (buffers == "shared")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.methods.small import CLIENTS, normed_model
 from torch import nn
 from torch.testing import assert_close
 
@@ -12,7 +13,6 @@ from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
     Model,
     Setup,
@@ -20,7 +20,6 @@ from fedmate.core import (
     Tree,
     client_data,
     make_key,
-    normal,
 )
 from fedmate.methods.fedrep import FedRep
 
@@ -28,20 +27,6 @@ from fedmate.methods.fedrep import FedRep
 def training(epochs: int = 2) -> Training:
     """Momentum and weight decay are on: they would move a part that is not really frozen."""
     return Training(batch_size=2, epochs=epochs, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-
-
-def normed_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
 
 
 def update(method: FedRep, client: Tree, server: Tree) -> tuple[Tree, Tree]:

@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.methods.small import TRAINING, normed_model, run, sequences
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     MODEL_PARTS,
     BufferPolicy,
-    ClientData,
     Federation,
-    Method,
     Model,
     Setup,
     Training,
@@ -33,21 +32,7 @@ from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedrod import FedRoD
 from fedmate.models import MODELS
 
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
 CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 0]))
-
-
-def normed_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
 
 
 def perceptron() -> Model:
@@ -55,18 +40,6 @@ def perceptron() -> Model:
         torch.manual_seed(5)
         layers = [nn.Flatten(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)]
         return Model(nn.Sequential(*layers).double(), classifier="3")
-
-
-def run(method: Method, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
-    """Run rounds in which one client after the other stays away."""
-    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
-    results = []
-    for t in range(rounds):
-        present = tuple(i for i in range(len(clients)) if i != t % len(clients))
-        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
-        server = results[-1].server
-    return backend, results
 
 
 # -------------------- a round by hand

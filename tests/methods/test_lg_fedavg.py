@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run, sequences
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
-    Method,
     Model,
     Setup,
     Training,
@@ -22,40 +21,10 @@ from fedmate.core import (
     Wire,
     client_data,
     make_key,
-    normal,
 )
 from fedmate.methods.lg_fedavg import LGFedAvg
 from fedmate.methods.local import Local
 from fedmate.models import MODELS
-
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    """Inputs away from 0, so that running means have somewhere to go."""
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-
-
-def normed_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
-
-
-def run(method: Method, clients: tuple[ClientData, ...], rounds: int) -> tuple[Sequential, list[RoundResult]]:
-    """Run rounds with everybody."""
-    backend = Sequential(method, Federation(clients, CLIENTS[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
-    results = []
-    for t in range(rounds):
-        results.append(backend.run_round(server, Round(t, tuple(range(len(clients))), evaluate=True)))
-        server = results[-1].server
-    return backend, results
-
 
 # -------------------- one step by hand
 
@@ -102,8 +71,8 @@ def test_a_round_by_hand() -> None:
 @pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
 def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy) -> None:
     setup = Setup(normed_model(buffers), 3, 3, TRAINING)
-    ours, mine = run(LGFedAvg(setup=setup), CLIENTS[:1], 3)
-    theirs, other = run(Local(setup=setup), CLIENTS[:1], 3)
+    ours, mine = run(LGFedAvg(setup=setup), CLIENTS[:1], 3, everybody=True)
+    theirs, other = run(Local(setup=setup), CLIENTS[:1], 3, everybody=True)
     assert_close({**ours.clients[0], **mine[-1].server}, theirs.clients[0], rtol=0, atol=0)
     for a, b in zip(mine, other, strict=True):
         assert_close(a.views, b.views, rtol=0, atol=0)
@@ -138,7 +107,7 @@ def test_in_round_0_an_extractor_is_a_function_of_the_own_data_alone() -> None:
 def test_extractors_never_mix() -> None:
     """Given the classifiers it received, a client trains what it would train without anybody else."""
     method = LGFedAvg(setup=Setup(normed_model(), 3, 3, TRAINING))
-    backend, results = run(method, CLIENTS, 3)
+    backend, results = run(method, CLIENTS, 3, everybody=True)
     received = [method.init_server(method.setup.model.init_params(), 3, make_key(4)), *(r.server for r in results[:-1])]
     alone = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
     for t, server in enumerate(received):
@@ -151,7 +120,7 @@ def test_extractors_never_mix() -> None:
 @pytest.mark.parametrize("buffers", ["shared", "private"])
 def test_nothing_of_the_extractor_crosses_whatever_buffers_are_declared(buffers: BufferPolicy) -> None:
     method = LGFedAvg(setup=Setup(normed_model(buffers), 3, 2, TRAINING))
-    backend, results = run(method, CLIENTS, 2)
+    backend, results = run(method, CLIENTS, 2, everybody=True)
     assert method.wire(0) == Wire(frozenset({"classifier"}), frozenset({"classifier", "num_samples"}))
     for result in results:
         assert set(result.server) == {"classifier"}
@@ -166,7 +135,7 @@ def test_nothing_of_the_extractor_crosses_whatever_buffers_are_declared(buffers:
 
 def test_a_client_holds_its_own_extractor_and_the_received_classifier() -> None:
     method = LGFedAvg(setup=Setup(normed_model(), 3, 1, TRAINING))
-    backend, (result,) = run(method, CLIENTS, 1)
+    backend, (result,) = run(method, CLIENTS, 1, everybody=True)
     held = method.personal_params(backend.clients[1], method.download(result.server, torch.tensor(1)))
     assert_close(held, {**backend.clients[1], **result.server}, rtol=0, atol=0)
     assert method.global_params(result.server) is None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.methods.small import CLIENTS, TRAINING, normed_model
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -33,7 +34,6 @@ from fedmate.core import (
     client_data,
     gradient,
     make_key,
-    normal,
     pad,
     random_bits,
     rows_of,
@@ -55,22 +55,6 @@ from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedprox import FedProx
 from fedmate.methods.moon import MOON, _cosine, _frozen_features
 from fedmate.models import MODELS
-
-TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
-CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
-
-
-def normed_model(buffers: BufferPolicy, seed: int = 5) -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
 
 
 def prepared(method: Method) -> Method:
@@ -370,7 +354,7 @@ def test_it_is_a_function_of_the_network_alone() -> None:
     one = official(normed_model("shared")).init_params()
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    same, other = official(normed_model("shared")).init_params(), official(normed_model("shared", 6)).init_params()
+    same, other = official(normed_model("shared")).init_params(), official(normed_model("shared", seed=6)).init_params()
     assert_close(same, one, rtol=0, atol=0)
     assert not torch.equal(other["classifier"]["weight"], one["classifier"]["weight"])
 

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from tests.methods.small import normed_model, run, sequences
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     MODEL_PARTS,
     BufferPolicy,
-    ClientData,
     Federation,
     Method,
     Model,
@@ -42,33 +42,8 @@ TRAINED = ("extractor", "classifier")
 TRAINING = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0.0, weight_decay=0.01)
 
 
-def sequences(seed: int, labels: list[int]) -> ClientData:
-    return client_data(1 + normal(make_key(seed), (len(labels), 1, 8), torch.float64), torch.tensor(labels))
-
-
 RAGGED = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 1]))
 EQUAL = (sequences(1, [0, 1, 2]), sequences(2, [1, 1, 1]), sequences(3, [0, 2, 2]))
-
-
-def normed_model(buffers: BufferPolicy = "shared") -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5", buffers=buffers)
-
-
-def run(
-    method: Method, clients: tuple[ClientData, ...], rounds: int, *, everybody: bool = False
-) -> tuple[Sequential, list[RoundResult]]:
-    """Run rounds in which one client after the other stays away, or nobody does."""
-    backend = Sequential(method, Federation(clients, RAGGED[0], 3), make_key(4), workers=1)
-    server = method.init_server(method.setup.model.init_params(), len(clients), make_key(4))
-    results = []
-    for t in range(rounds):
-        present = tuple(i for i in range(len(clients)) if everybody or i != t % len(clients))
-        results.append(backend.run_round(server, Round(t, present, evaluate=True)))
-        server = results[-1].server
-    return backend, results
 
 
 def controls(backend: Sequential) -> Tree:
