@@ -20,7 +20,7 @@ from fedmate.methods.fedavg import FedAvg
 FACTS = Path(__file__).parents[1] / "CITATION.cff"
 
 REFERENCES = {
-    **{f"method {name}": METHODS[name].bibtex for name in METHODS.names()},
+    **{f"method {name}": METHODS[name].bibtex for name in METHODS._rows},
     **{f"data set {name}": DATASETS[name].bibtex for name in DATASETS.names()},
 }
 

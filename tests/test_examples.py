@@ -97,11 +97,14 @@ def test_it_is_found_and_runs_by_name(tmp_path: Path) -> None:
 
 
 def test_it_is_gone_when_it_is_not_installed() -> None:
+    before = METHODS.names()
     with installed_example():
         assert "fedavgm" in METHODS.names()
-    assert "fedavgm" not in METHODS.names()
-    with pytest.raises(UserError):
-        METHODS["fedavgm"]
+    assert METHODS.names() == before
+    # Whoever followed the guide has it in the environment itself.
+    if "fedavgm" not in before:
+        with pytest.raises(UserError):
+            METHODS["fedavgm"]
 
 
 # -------------------- what it computes

@@ -171,7 +171,7 @@ def settings(method: str) -> list[str]:
     return [*small, *shorter]
 
 
-@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("method", sorted(METHODS._rows))
 @pytest.mark.parametrize("backend", ["sequential", "vectorised"])
 def test_the_states_of_every_method_come_back_bit_by_bit(tmp_path: Path, method: str, backend: str) -> None:
     (experiment,) = compose(Request(None, [method], "digits", parse_set([*settings(method), f"backend={backend}"])))
