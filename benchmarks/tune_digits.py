@@ -1,4 +1,6 @@
-"""Learning rates for digits, chosen on validation samples: the presets `tuned` of `digits` and `fedrep`.
+"""Learning rates for digits, chosen on validation samples: the entries for digits in `src/fedmate/tuned.toml`.
+
+`fedmate tune` cannot do this: digits has no test split of its own, so what no client holds is the test split.
 
 Every client gives up 8 of its 40 samples; together they are the validation split, and the test split is never looked
 at. Seeds 100 to 102, other than those reported. Figures: accuracy of the headline view on the balanced test, mean over

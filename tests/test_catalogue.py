@@ -15,6 +15,7 @@ from fedmate.costs import costs_of
 from fedmate.datasets import DATASETS, Arrays, Dataset
 from fedmate.errors import UserError
 from fedmate.experiment.config import General
+from fedmate.experiment.tuned import tuned_on
 from fedmate.methods import METHODS
 
 KINDS = ["methods", "datasets", "partitions", "models", "backends"]
@@ -88,7 +89,9 @@ def test_a_method_is_described_with_its_options_their_defaults_and_presets(name:
     assert costs == costs_of(cls).describe()
     defaults = {key: "" if field.default is None else f" [{field.default}]" for key, field in options_of(cls).items()}
     expected = [f"{key}: {field.metadata['help']}{defaults[key]}" for key, field in options_of(cls).items()]
-    assert own == expected + ([f"preset: {', '.join(cls.presets)}"] if cls.presets else [])
+    found = f"tuned (on {', '.join(tuned_on(name))})" if tuned_on(name) else ""
+    presets = ", ".join(filter(None, [*cls.presets, found]))
+    assert own == expected + ([f"preset: {presets}"] if presets else [])
 
 
 def test_the_options_of_fedrep_stand_there_word_for_word(methods: list[str]) -> None:
@@ -99,7 +102,7 @@ def test_the_options_of_fedrep_stand_there_word_for_word(methods: list[str]) -> 
     at = next(i for i, line in enumerate(methods) if line.startswith("  fedrep "))
     assert methods[at + 1] == "      shares extractor; keeps classifier; 106,400 numbers down, 106,400 up"
     assert methods[at + 2] == "      classifier_epochs: passes that train the classifier, the extractor frozen [1]"
-    assert "      preset: authors, tuned" in methods[at:]
+    assert methods[at + 5].startswith("      preset: authors, tuned (on ")
 
 
 OTHERS = """

@@ -14,6 +14,7 @@ from fedmate.costs import SETTING, costs_of
 from fedmate.datasets import DATASETS, Dataset
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import General
+from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.partitions import PARTITIONS
@@ -65,7 +66,10 @@ def _describe(name: str, cls: type) -> Iterator[str]:
     if issubclass(cls, Dataset):
         spread = (f"{section}.{key}={value}" for section, keys in cls().defaults.items() for key, value in keys.items())
         yield f"      starts from: {', '.join(spread) or 'nothing of its own'}"
-    presets = getattr(cls, "presets", {})
+    presets = [*getattr(cls, "presets", {})]
+    found = tuned_on(name) if issubclass(cls, Method) else {}
+    if found and TUNED not in presets:
+        presets.append(f"{TUNED} (on {', '.join(found)})")
     if presets:
         yield f"      preset: {', '.join(presets)}"
 

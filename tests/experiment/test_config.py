@@ -223,9 +223,10 @@ def test_a_preset_goes_with_its_method() -> None:
     ("values", "fragments"),
     [
         ({"method": {"preset": "autors"}}, ["`method.preset`", "'autors'", "`fedrep`", "`authors`"]),
-        ({"method": {"name": "local", "preset": "authors"}}, ["`method.preset`", "'authors'", "`local`", "none"]),
+        ({"method": {"name": "fedrod", "preset": "authors"}}, ["`method.preset`", "'authors'", "`fedrod`", "none"]),
         ({"method": {"preset": 3}}, ["`method.preset`", "3"]),
-        ({"dataset": {"preset": "authors"}}, ["`dataset.preset`", "'authors'", "`digits`", "`tuned`"]),
+        ({"method": {"name": "local", "preset": "authors"}}, ["`local`", "use `tuned`"]),
+        ({"dataset": {"preset": "tuned"}}, ["`dataset.preset`", "'tuned'", "`digits`", "none"]),
         ({"dataset": {"name": "toy", "preset": "author"}}, ["`dataset.preset`", "'author'", "`authors` or `tuned`"]),
     ],
 )

@@ -87,7 +87,7 @@ class ByHand:
         self.w, self.v, self.b = np.array([0.8, -0.5]), np.array([[0.5, 0.1], [-0.3, 0.4], [0.2, -0.6]]), np.zeros(3)
         self.velocity = [np.zeros(2), np.zeros((3, 2)), np.zeros(3)]
         self.moments = [np.zeros((3, 2)), np.zeros(3), np.zeros((3, 2)), np.zeros(3)]
-        self.anchors, self.own, self.steps = anchors, anchors.copy(), 0
+        self.anchors, self.own, self.means, self.steps = anchors, anchors.copy(), np.zeros((3, 2)), 0
 
     def errors(self, z: Numbers, y: npt.NDArray[np.int64]) -> Numbers:
         """Return p - [y = k], `[classes, samples]`."""
@@ -129,8 +129,8 @@ class ByHand:
         for k in range(3):
             means = [z[:, y == k].mean(1) for z, y in features if k in y]
             if means:
-                divisor = len(means) if divide_by == "own" else len(features)
-                self.own[k] = KEPT * self.own[k] + (1 - KEPT) * sum(means) / divisor
+                self.means[k] = sum(means) / (len(means) if divide_by == "own" else len(features))
+                self.own[k] = KEPT * self.own[k] + (1 - KEPT) * self.means[k]
 
 
 def tiny_model() -> Model:
@@ -157,11 +157,13 @@ def test_a_round_by_hand(divide_by: str, window: int, monkeypatch: pytest.Monkey
     uploads, expected = [], []
     for x, y in zip(inputs, ([0, 0, 1, 0, 1], [2, 1, 2]), strict=True):
         own = client_data(torch.tensor(x, dtype=torch.float64)[:, None], torch.tensor(y))
-        uploads.append(method.local_update({"buffers": {}}, server, own, key).upload)
+        result = method.local_update({"buffers": {}}, server, own, key)
+        uploads.append(result.upload)
         steps = [(batch.x[:, 0].numpy(), batch.y.numpy()) for batch in batches(own, 2, 2, key)]
         hand = ByHand(server["anchors"].numpy())
         for epoch in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
             hand.epoch(epoch, divide_by)
+        assert_close(result.diagnostics["prototypes"], torch.from_numpy(hand.means), rtol=0, atol=1e-12)
         expected.append({"w": hand.w[:, None], "v": hand.v, "b": hand.b, "anchors": hand.own})
 
     def check(tree: Tree, hand: dict[str, Numbers]) -> None:
@@ -226,6 +228,7 @@ def test_momentum_one_and_no_epochs_leave_the_anchors() -> None:
     for method in (make(anchor_momentum=1.0), make(training=Training(epochs=0))):
         server = begin(method)
         assert_close(update(method, CLIENTS[2], server).upload["anchors"], server["anchors"], rtol=0, atol=0)
+    assert not update(method, CLIENTS[2], server).diagnostics["prototypes"].any(), "without an epoch there is no mean"
 
 
 def test_clients_that_lack_a_class_pull_its_anchor_back_by_their_size() -> None:

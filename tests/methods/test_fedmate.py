@@ -425,10 +425,7 @@ def test_alternating_is_a_pass_of_each_in_turn() -> None:
 
 def test_presets_and_defaults() -> None:
     assert METHODS["fedmate"] is FedMate
-    assert FedMate.presets == {
-        "authors": {"method": {"classifier_learning_rate": 0.1}},
-        "tuned": {"method": {"classifier_learning_rate": 0.02}},
-    }
+    assert FedMate.presets == {"authors": {"method": {"classifier_learning_rate": 0.1}}}
     assert FedMate.headline == "pre"
     options = {name: value for name, value in vars(make()).items() if name != "setup"}
     assert options == {

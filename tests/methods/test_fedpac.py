@@ -144,7 +144,7 @@ COHORTS = ((0, 1, 3), (1, 2, 3))
 
 
 def rounds_by_hand() -> list[tuple[Any, ...]]:
-    """Return after each round: w, the average v, everybody's v, prototypes, which are known, and the weights."""
+    """Return after each round: w, the average v, everybody's v, prototypes, which are known, those sent, weights."""
     w, average, v = W, V, np.stack([V] * 4)
     prototypes, known, states = np.zeros((K, 2)), np.zeros(K, dtype=bool), list[tuple[Any, ...]]()
     for cohort in COHORTS:
@@ -156,10 +156,11 @@ def rounds_by_hand() -> list[tuple[Any, ...]]:
         v[list(cohort)] = np.tensordot(weights_by_hand(sent), np.stack([a.v for a in sent]), 1)
         counts = np.stack([a.counts for a in sent])
         held = counts.sum(0)
-        total = np.einsum("ik,ikd->kd", counts, np.stack([a.prototypes for a in sent]))
+        local = np.stack([a.prototypes for a in sent])
+        total = np.einsum("ik,ikd->kd", counts, local)
         prototypes = np.where((held > 0)[:, None], total / np.maximum(held, 1)[:, None], prototypes)
         known = known | (held > 0)
-        states.append((w, average, v, prototypes, known, everyone))
+        states.append((w, average, v, prototypes, known, local, everyone))
     return states
 
 
@@ -189,13 +190,15 @@ def test_two_rounds_by_hand() -> None:
     backend = Sequential(method, Federation(people, people[1], K), make_key(0), workers=1)
     server = method.init_server(model.init_params(), 4, make_key(0))
     for t, expected in enumerate(rounds_by_hand()):
-        server = backend.run_round(server, Round(t, COHORTS[t], evaluate=False)).server
+        result = backend.run_round(server, Round(t, COHORTS[t], evaluate=False))
+        server = result.server
         found = (
             server["extractor"]["0.weight"][:, 0],
             server["classifier"]["weight"],
             server["classifiers"]["weight"],
             server["prototypes"],
             server["known"],
+            result.diagnostics["clients"]["prototypes"],
             server["diagnostics"]["weights"],
         )
         assert_close(found, tuple(map(torch.from_numpy, expected)), rtol=0, atol=1e-9)

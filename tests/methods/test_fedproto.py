@@ -115,12 +115,15 @@ def test_two_rounds_by_hand(weighting: str) -> None:
     backend = Sequential(method, Federation(data, data[1], 2), make_key(0), workers=1)
     server = method.init_server(model.init_params(), 2, make_key(0))
     for t in range(2):
-        server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
+        result = backend.run_round(server, Round(t, (0, 1), evaluate=False))
+        server = result.server
     for client, (w_after, v_after) in zip(backend.clients, models, strict=True):
         assert_close(client["extractor"]["0.weight"], torch.from_numpy(w_after)[:, None], rtol=0, atol=1e-12)
         assert_close(client["classifier"]["weight"], torch.from_numpy(v_after), rtol=0, atol=1e-12)
     assert_close(server["prototypes"], torch.from_numpy(targets), rtol=0, atol=1e-12)
     assert server["known"].all()
+    recorded = result.diagnostics["clients"]["prototypes"]
+    assert_close(recorded, torch.from_numpy(np.stack(own)), rtol=0, atol=1e-12)
 
 
 # -------------------- reductions

@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from fedmate.cli import bench, catalogue, cite, data, models, partition, run
+from fedmate.cli import bench, catalogue, cite, data, models, partition, reproduce, run, tune
 from fedmate.cli.app import Command, Terminated, app, one_line, say_stopped
 from fedmate.errors import DivergedError, FedmateError
 
@@ -20,6 +20,8 @@ app.command(cls=Command)(models.export)
 app.command(cls=Command)(models.predict)
 app.command(cls=Command)(models.adapt)
 app.command(cls=Command)(cite.cite)
+app.command(cls=Command)(reproduce.reproduce)
+app.command(cls=Command)(tune.tune)
 app.command(cls=Command)(bench.bench)
 app.command("list")(catalogue.list_)
 

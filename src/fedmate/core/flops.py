@@ -14,17 +14,21 @@ aten = torch.ops.aten
 
 
 def count_flops(function: Callable[[], object]) -> int:
-    """Return how many operations the convolutions and matrix products of `function` take: 2 for a multiply-add."""
-    counter = _Counter()
+    """Return how many operations the convolutions and matrix products of `function` take: 2 for a multiply-add.
+
+    Those of gradients are counted, too, where `function` asks for some.
+    """
+    counter = FlopCounter()
     with counter, torch.no_grad():
         function()
     return counter.total
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the shapes of what is computed inside its block."""
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the shapes of what is computed inside its block; `total` is what that takes."""
 
     def __init__(self) -> None:
+        """Begin with nothing."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
@@ -43,10 +47,18 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif operation in (aten.addmm, aten.baddbmm):
             self.total += _product(args[1], args[2])
         elif operation is aten.convolution:
-            # Each weight meets each position: of the input where the convolution is transposed (argument 6).
-            positions = (args[0] if args[6] else result).shape[2:]
-            self.total += 2 * args[0].shape[0] * math.prod(positions) * args[1].numel()
+            self.total += _convolution(args[0], args[1], result, transposed=args[6])
+        elif operation is aten.convolution_backward:
+            # Input and weight, where their gradient is asked for, each take what forward took; a bias takes sums alone.
+            output, x, weight, wanted = args[0], args[1], args[2], args[10]
+            self.total += (wanted[0] + wanted[1]) * _convolution(x, weight, output, transposed=args[7])
         return result
+
+
+def _convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> int:
+    """Each weight meets each position: of the output, or of the input where the convolution is transposed."""
+    positions = (x if transposed else output).shape[2:]
+    return 2 * x.shape[0] * math.prod(positions) * weight.numel()
 
 
 def _product(left: Tensor, right: Tensor) -> int:

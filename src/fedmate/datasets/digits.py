@@ -24,9 +24,6 @@ NORMALISATION = Normalisation(mean=(4.884,), std=(6.017,))
 class Digits(Dataset):
     """Handwritten digits, small enough for a laptop and real enough to tell methods apart."""
 
-    # Chosen on validation samples: benchmarks/tune_digits.py.
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"tuned": {"training": {"learning_rate": 0.2}}}
-
     bibtex: ClassVar[str] = """@misc{digits1998,
   title = {Optical Recognition of Handwritten Digits},
   author = {Alpaydin, E. and Kaynak, C.},

@@ -9,6 +9,7 @@ from fedmate.core.options import options_of
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, Layer, check_shape, lookup, resolve
 from fedmate.experiment.given import NOTHING, Given
+from fedmate.experiment.tuned import TUNED
 from fedmate.methods import METHODS
 
 NO_SETTINGS = Layer("--set", {})
@@ -79,4 +80,5 @@ def _for_method(settings: Layer, name: str, methods: Sequence[str]) -> Layer:
 
 def _knows(method: str, key: str, value: object) -> bool:
     cls = METHODS[method]
-    return value in list(cls.presets) if key == "preset" else key in options_of(cls)
+    # A method that was not tuned is refused: beside others that were, its figures would say nothing.
+    return value in [TUNED, *cls.presets] if key == "preset" else key in options_of(cls)

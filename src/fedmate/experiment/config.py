@@ -3,7 +3,8 @@
 Layers, each overriding those before it: the options' own defaults, the data set's defaults, the file, `--dataset` and
 `--method`, `--set`. In a section with a `name` every name has keys of its own; when a layer changes the name, the keys
 that not all names of the section share are dropped from the layers below; what a data set says of a name holds for no
-other. A `preset` stands for the values it names, beneath what the same layer says itself.
+other. A `preset` stands for the values it names, beneath what the same layer says itself; a method's preset `tuned`
+for those that were found for it on the data set of the experiment.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedmate.core.options import check_options, options_of
 from fedmate.datasets import DATASETS, Dataset
 from fedmate.datasets.place import expand
 from fedmate.errors import UserError, nearest
+from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.experiment.values import NONE, check_type
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
@@ -105,9 +107,6 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
 COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
 """What every row of a section's table has in common: these options survive a change of name."""
 
-PRESETS: dict[str, Registry[Any]] = {"dataset": DATASETS, "method": METHODS}
-"""Whose rows have presets: named groups of values, by section."""
-
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
 
 
@@ -164,8 +163,10 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
         check_shape(layer)
-    for section, table in PRESETS.items():
-        layers = _with_presets(section, table, layers)
+    layers = _with_presets("dataset", layers)
+    chosen = _resolve_section("dataset", DATASETS, layers)
+    layers = _with_presets("method", layers, chosen.name)
+    # Once more: a method's preset may say something of it.
     dataset = _resolve_section("dataset", DATASETS, layers)
     layers = [_defaults_of(dataset, layers), *layers]
     general: Values = {}
@@ -211,8 +212,14 @@ def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:
     return Layer(f"the data set `{dataset.name}`", kept)
 
 
-def _with_presets(section: str, table: Registry[Any], layers: Sequence[Layer]) -> list[Layer]:
-    """Add what the presets of a data set or a method say of all sections, each beneath the layer that asks for it."""
+def _with_presets(section: str, layers: Sequence[Layer], dataset: str = "") -> list[Layer]:
+    """Add what the presets of a data set or a method say of all sections, each beneath the layer that asks for it.
+
+    Args:
+        section: whose presets.
+        layers: where they are asked for.
+        dataset: the one that methods are run on, by name.
+    """
     name, spread = DEFAULT_NAMES[section], list[Layer]()
     for layer in layers:
         given = dict(layer.values.get(section, {}))
@@ -220,9 +227,8 @@ def _with_presets(section: str, table: Registry[Any], layers: Sequence[Layer]) -
             name = given["name"]
             spread = [lower for lower in spread if not lower.source.startswith(_preset_of(section))]
         if "preset" in given:
-            presets = lookup(section, table, name, layer.source).presets
             preset = given.pop("preset")
-            values = _preset(section, name, presets, preset, layer.source)
+            values = _preset(section, name, preset, dataset, layer.source)
             # Its own section is named, for the layer that names it lies above.
             values[section] = {"name": name, **values.get(section, {})}
             spread.append(Layer(f"{_preset_of(section)} `{name}`, `{preset}`", values))
@@ -261,11 +267,21 @@ def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any
         raise UserError(f"`{place}`: {error}") from None
 
 
-def _preset(section: str, name: str, presets: Mapping[str, Values], preset: object, source: str) -> Values:
-    if preset not in list(presets):
-        known = f"use {' or '.join(f'`{known}`' for known in presets)}" if presets else "it has none: leave it out"
-        raise UserError(f"`{section}.preset` in {source} is {preset!r}, which `{name}` does not have; {known}.")
-    return dict(presets[str(preset)])
+def _preset(section: str, name: str, preset: object, dataset: str, source: str) -> Values:
+    """Return what a preset stands for; a row's own comes before what tuning found."""
+    own: Mapping[str, Values] = lookup(section, NAMED_SECTIONS[section], name, source).presets
+    found = tuned_on(name) if section == "method" else {}
+    presets = {**({TUNED: found[dataset]} if dataset in found else {}), **own}
+    if preset in list(presets):
+        return dict(presets[str(preset)])
+    place = f"`{section}.preset` in {source} is {preset!r}"
+    if section == "method" and preset == TUNED:
+        others = " and ".join(f"`{other}`" for other in found)
+        where = f"on {others} only, not on `{dataset}`" if found else "on no data set"
+        advice = f"see `fedmate tune {name} --dataset {dataset}`, or leave it out"
+        raise UserError(f"{place}, but `{name}` was tuned {where}; {advice}.")
+    known = f"use {' or '.join(f'`{known}`' for known in sorted(presets))}" if presets else "it has none: leave it out"
+    raise UserError(f"{place}, which `{name}` does not have; {known}.")
 
 
 def _typed(section: str, cls: type, values: Values, source: str) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
@@ -25,7 +26,7 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
         value: what was found.
         source: where it was found.
     """
-    declared = typing.get_type_hints(cls)[key]
+    declared = _types(cls)[key]
     kinds = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
     if isinstance(value, str) and not _is_text(value):
         raise UserError(f"`{place}` in {source} holds bytes that are no text; rename what it names.")
@@ -44,6 +45,12 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
             return value
     expected = " or ".join(_WORDS[kind] for kind in kinds if kind is not types.NoneType)
     raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {expected}.")
+
+
+@functools.cache
+def _types(cls: type) -> dict[str, Any]:
+    """Return the types that a dataclass declares; working them out takes as long as all the rest."""
+    return typing.get_type_hints(cls)
 
 
 def _is_text(value: str) -> bool:

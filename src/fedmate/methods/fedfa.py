@@ -124,7 +124,8 @@ class FedFA(Method):
             "calibration": self._adam.init(params["classifier"]),
         }
         nothing = {"sums": torch.zeros_like(anchors), "divisors": torch.zeros_like(anchors[:, :1])}
-        own, present = anchors, class_counts(data, self.setup.num_classes) > 0
+        own, means = anchors, torch.zeros_like(anchors)
+        present = class_counts(data, self.setup.num_classes) > 0
         step, stream = self._step(anchors), batches(data, training.batch_size, training.epochs, key)
         steps_of_epoch = -(-data.y.shape[0] // training.batch_size)
         for _ in range(training.epochs):
@@ -134,7 +135,8 @@ class FedFA(Method):
             own = torch.where(present[:, None], moved, own)
         params = state["params"]
         upload = {**params, "anchors": own, "num_samples": num_samples(data)}
-        return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={})
+        # Recorded are the means of the last epoch: unlike anchors they hold nothing that was received.
+        return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={"prototypes": means})
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average models and anchors by n_i."""

@@ -64,7 +64,6 @@ class FedMate(Method):
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {"method": {"classifier_learning_rate": 0.1}},
-        "tuned": {"method": {"classifier_learning_rate": 0.02}},
     }
 
     bibtex: ClassVar[str] = """@inproceedings{fedmate2025,

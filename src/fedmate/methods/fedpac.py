@@ -141,7 +141,7 @@ class FedPAC(Method):
         prototypes, counts = local_prototypes(model, params, data, classes)
         statistics = {"shares": received.shares, "variance": received.variance}
         upload = {**params, "prototypes": prototypes, "statistics": statistics, "class_counts": counts}
-        return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={})
+        return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={"prototypes": prototypes})
 
     def _alignment(self, download: Tree, received: FeatureStatistics) -> Objective:
         """Return cross-entropy plus the distance to the prototypes, the client's own where there is no global one."""

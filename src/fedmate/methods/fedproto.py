@@ -92,7 +92,7 @@ class FedProto(Method):
         params = fit(objective, client, steps, training.optimiser(), ("extractor", "classifier"))
         prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)
         upload = {"prototypes": prototypes, "class_counts": counts}
-        return LocalResult(client=params, upload=upload, params=params, diagnostics={})
+        return LocalResult(client=params, upload=upload, params=params, diagnostics={"prototypes": prototypes})
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average the prototypes of each class over the clients that hold it."""

@@ -46,8 +46,6 @@ class FedRep(Method):
             "method": {"classifier_epochs": 10, "classifier_learning_rate": 0.01},
             "training": {"batch_size": 10, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 1e-4},
         },
-        # Chosen on validation samples of digits, with the data set's preset `tuned`: benchmarks/tune_digits.py.
-        "tuned": {"method": {"classifier_learning_rate": 0.02}},
     }
 
     bibtex: ClassVar[str] = """@inproceedings{fedrep2021,

@@ -6,7 +6,8 @@ import importlib.util
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fedmate.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 FORMATS: dict[str, dict[str, None]] = {
     ".svg": {"Date": None, "Creator": None},
@@ -66,12 +68,14 @@ class Holdings(NamedTuple):
         clients: what each client is called.
         classes: what each class is called.
         title: what stands above.
+        notes: further lines of the title.
     """
 
     counts: NDArray[np.int64]
     clients: Sequence[str]
     classes: Sequence[str]
     title: str
+    notes: Sequence[str] = ()
 
 
 def check_picture(path: Path) -> None:
@@ -80,6 +84,41 @@ def check_picture(path: Path) -> None:
         raise UserError(f"`{path}` ends in `{path.suffix}`; name the picture `.svg`, `.png` or `.pdf`.")
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"`{path}` cannot be drawn without matplotlib; install it with `pip install 'fedmate[plots]'`.")
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in fedmate's style, whatever a user has set."""
+    from matplotlib import style
+
+    with style.context(["default", STYLE]), warnings.catch_warnings():
+        # Letters that the font lacks are shown as boxes; not so in SVG, whose reader has fonts of its own.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def written(figure: Figure, suffix: str) -> bytes:
+    """Return a drawing in one of the forms `FORMATS`; the same drawing gives the same bytes."""
+    picture = io.BytesIO()
+    figure.savefig(
+        picture,
+        format=suffix.removeprefix("."),
+        metadata=FORMATS[suffix],
+        bbox_inches="tight",
+        pad_inches=0.1,
+        dpi=150,
+    )
+    return picture.getvalue()
+
+
+def plain(text: str) -> str:
+    """Replace what no picture can show: line breaks and control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def shortened(name: str) -> str:
+    """Return a name no longer than is useful."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
 def draw_holdings(holdings: Holdings, suffix: str) -> bytes:
@@ -96,27 +135,15 @@ def draw_holdings(holdings: Holdings, suffix: str) -> bytes:
             f"`--plot` would draw {clients} clients and {classes} classes, too many to tell apart; use at most {MOST} "
             "of each."
         )
-    from matplotlib import style
     from matplotlib.figure import Figure
 
     wide, high = _cell(counts.shape)
-    with style.context(["default", STYLE]), warnings.catch_warnings():
-        # Letters that the font lacks are shown as boxes; not so in SVG, whose reader has fonts of its own.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    with styled():
         figure = Figure(figsize=(wide * counts.shape[0], high * counts.shape[1]))
         axes = figure.add_axes((0, 0, 1, 1))
         _draw_circles(axes, counts, LARGEST * POINTS * min(wide, high))
         _label(axes, holdings, (wide, high))
-        picture = io.BytesIO()
-        figure.savefig(
-            picture,
-            format=suffix.removeprefix("."),
-            metadata=FORMATS[suffix],
-            bbox_inches="tight",
-            pad_inches=0.1,
-            dpi=150,
-        )
-    return picture.getvalue()
+        return written(figure, suffix)
 
 
 def _cell(shape: tuple[int, ...]) -> tuple[float, float]:
@@ -160,7 +187,7 @@ def _label(axes: Axes, holdings: Holdings, cell: tuple[float, float]) -> None:
     axes.set(xlim=(-0.5, clients - 0.5), ylim=(-0.5, classes - 0.5))
     axes.set_xlabel("client")
     axes.set_ylabel("class")
-    axes.set_title(_plain(holdings.title), parse_math=False)
+    axes.set_title("\n".join(map(plain, (holdings.title, *holdings.notes))), parse_math=False)
     axes.tick_params(length=0)
     # Names of clients stand upright where they are longer than their cell is wide.
     turned = 90 if max(map(len, holdings.clients)) * 6 > cell[0] * POINTS else 0
@@ -170,12 +197,6 @@ def _label(axes: Axes, holdings: Holdings, cell: tuple[float, float]) -> None:
 
 def _name(axis: Axis, names: Sequence[str], cell: float, rotation: float) -> None:
     """Write the names beside an axis, as large as a cell allows and no longer than is useful."""
-    plain = [_plain(name) for name in names]
-    shown = [name if len(name) <= NAME else f"{name[: NAME - 1]}…" for name in plain]
+    shown = [shortened(plain(name)) for name in names]
     size = min(LETTER, 0.85 * POINTS * cell)
     axis.set_ticks(range(len(names)), labels=shown, fontsize=size, rotation=rotation, parse_math=False)
-
-
-def _plain(text: str) -> str:
-    """Replace what no picture can show: line breaks and control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)

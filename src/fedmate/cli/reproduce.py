@@ -1,0 +1,141 @@
+"""`fedmate reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedmate.cli.app import DataDir, make_console, one_line, status
+from fedmate.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmate.reproduce.grid import Grid, Wanted
+    from fedmate.reproduce.store import Store
+    from fedmate.reproduce.sweep import Work
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Which; without it, the list. A file of your own will do.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="How many, from 0.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short runs, to see it work; digits stand in for missing data.")
+    ] = False,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN/ROW", help="These cells only, `*` for anything; give it several times for more."),
+    ] = None,
+    settings: Annotated[
+        str, typer.Option(metavar="paper|tuned", help="The paper's protocol, or the presets `tuned`.")
+    ] = "paper",
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Cells at once: worth it on a GPU.")] = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Cells and what is made of them.")] = Path("reproduced"),
+    merge: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Take over finished cells from another folder; repeatable.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: show the cells that are finished.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a table or figure of the paper, and show what came of it beside what was published.
+
+    Finished cells are never run again: the same command continues a sweep that was stopped.
+    """
+    from fedmate.reproduce.grid import SETTINGS, Wanted
+    from fedmate.reproduce.presentation import check_shows
+    from fedmate.reproduce.reading import load_grid
+    from fedmate.reproduce.stand_ins import with_records
+    from fedmate.reproduce.store import Store
+
+    console = make_console()
+    if settings not in SETTINGS:
+        raise UserError(f"`--settings` is `{settings}`; use {' or '.join(f'`{one}`' for one in SETTINGS)}.")
+    if name is None:
+        _list(console)
+        return
+    grid, wanted, store = load_grid(name), Wanted(seeds, settings, quick, tuple(cells or ())), Store(out)
+    grid.check_patterns(wanted.patterns)
+    check_shows(grid)
+    for folder in merge or []:
+        _merge(console, store, folder)
+    if show:
+        _show(console, with_records(grid, wanted, store), wanted, store)
+        return
+    if not _run(console, grid, wanted, store, jobs, data_dir):
+        raise typer.Exit(1)
+
+
+def _list(console: Console) -> None:
+    from fedmate.reproduce.reading import load_grid, names
+
+    for name in names():
+        grid = load_grid(name)
+        number = len(grid.rows) * len(grid.columns)
+        console.out(f"{name:<17} {grid.title} ({number} cells a seed; {grid.source})", highlight=False)
+
+
+def _merge(console: Console, store: Store, folder: Path) -> None:
+    merged = store.merge(folder)
+    text = f"{folder}: {len(merged.new)} cells are new here, {len(merged.same)} were here already"
+    if merged.unlike:
+        text += f"; left alone, for they are here with other figures: {', '.join(merged.unlike)}"
+    console.out(f"{text}.", highlight=False)
+
+
+def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:
+    """Run what is not finished, show all that is, and tell whether nothing is left."""
+    from fedmate.experiment.given import Given
+    from fedmate.reproduce.stand_ins import with_data
+    from fedmate.reproduce.sweep import Work
+
+    chosen, notes = with_data(grid, wanted, data_dir)
+    untuned = chosen.untuned(wanted)
+    if untuned:
+        notes.append(f"left out, for `fedmate tune` has not been there: {', '.join(untuned)}")
+    for note in notes:
+        console.out(f"Note: {one_line(note)}", highlight=False)
+    cells = chosen.cells(wanted)
+    if not cells:
+        raise UserError(f"`{grid.name}` has no cell to run here: see the notes on what was left out and why.")
+    work = Work(cells, grid.measures, store, Given(folder=data_dir))
+    total = len(work.names())
+    console.out(f"{grid.title}: {total} cells, {total - len(work.left())} of them finished.", highlight=False)
+    try:
+        _sweep(console, work, jobs)
+    except KeyboardInterrupt as error:
+        done = total - len(work.left())
+        typer.echo(f"Stopped. {done} of {total} cells are finished; the same command continues.", err=True)
+        raise typer.Exit(status(error)) from None
+    _show(console, chosen, wanted, store)
+    return not work.left()
+
+
+def _sweep(console: Console, work: Work, jobs: int) -> None:
+    from fedmate.reproduce.sweep import sweep, sweep_in_processes
+    from fedmate.reproduce.telling import Teller
+
+    with Teller(console, len(work.left())) as teller:
+        if jobs > 1 and len(work.left()) > 1:
+            sweep_in_processes(work, teller, jobs)
+        else:
+            sweep(work, teller)
+
+
+def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> None:
+    """Print the tables of the finished cells, and save them with the pictures."""
+    from fedmate.reproduce.outcome import Outcome
+    from fedmate.reproduce.saving import save
+
+    outcome = Outcome.of(grid, wanted, store)
+    if not outcome.found:
+        raise UserError(f"`{store.folder}` has no finished cell of `{grid.name}`; run it without `--show`.")
+    saved = save(outcome, store.folder)
+    for table in saved.tables:
+        width = max(console.width, console.measure(table).minimum)
+        console.print(table, highlight=False, width=width, crop=False)
+    for note in saved.notes:
+        console.out(f"Note: {one_line(note)}", highlight=False)
+    console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)

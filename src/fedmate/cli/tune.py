@@ -1,0 +1,136 @@
+"""`fedmate tune`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, read_settings, status
+from fedmate.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmate.experiment.given import Given
+    from fedmate.reproduce.store import Store
+    from fedmate.tune.search import Search, Trial
+
+OURS = ("locks", "best.toml")
+"""What tells the folder of a search from others."""
+
+
+def tune(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Whose settings to look for.")],
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="On what; defaults to the data set's setting.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
+    set_: Settings = None,
+    skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
+    trials: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many settings to try; the first are the experiment's own.")
+    ] = 12,
+    shares: Annotated[
+        str | None,
+        typer.Option(metavar="S,S", help="`partition.share` of each trial's runs. [default: 10,70, or as set]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="How many for each of them, from `seed` + 100.")] = 1,
+    view: Annotated[str | None, typer.Option(metavar="V", help="Which models are scored. [default: headline]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for what is found. [default: tuned/METHOD-DATASET]")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the runs; searches may share it. [default: --out]")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Put what is found into this file of presets, too.")
+    ] = None,
+) -> None:
+    """Look for the settings of a method on validation samples that no client holds, never on a test split.
+
+    Finished runs are never run again: the same command continues a search that was stopped.
+    """
+    from fedmate.experiment.compose import Request
+    from fedmate.experiment.config import load_file
+    from fedmate.experiment.given import Given
+    from fedmate.reproduce.store import Store
+    from fedmate.tune.outcome import preset_of
+    from fedmate.tune.presets import check_presets
+    from fedmate.tune.search import Asked, Search, check_optuna
+
+    check_optuna()
+    base, given = None if experiment is None else load_file(experiment), Given(folder=data_dir)
+    request = Request(base, [method], dataset, read_settings(set_, skip_bad), given)
+    search = Search.of(request, Asked(trials, _numbers(shares), seeds, view))
+    folder = out or Path("tuned") / f"{method}-{search.experiment.dataset.name}"
+    _check_folder(folder)
+    if write is not None:
+        check_presets(write, search.experiment.dataset.name)
+    console, place = make_console(), Store(store or folder)
+    trials_done = _search(console, search, place, given)
+    _save(console, search, trials_done, folder)
+    _give_preset(console, preset_of(search, trials_done, place), place, write)
+
+
+def _numbers(text: str | None) -> list[float]:
+    try:
+        return [] if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"`--shares` got `{text}`; write numbers with commas between them, such as `10,70`.") from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which somebody keeps something else."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"`--out` got `{folder}`, which is a file; name a folder.")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if names and names.isdisjoint(OURS):
+        raise UserError(f"`--out` got `{folder}`, which holds other things; name a new folder, or that of a search.")
+
+
+def _search(console: Console, search: Search, store: Store, given: Given) -> list[Trial]:
+    """Run the trials, a line each."""
+    from fedmate.tune.search import run_trials
+    from fedmate.tune.telling import Told, describe
+
+    console.out(describe(search), highlight=False)
+    done: list[Trial] = []
+    try:
+        with Told(console) as told:
+            for trial in run_trials(search, store, given, told):
+                done.append(trial)
+                told.tried(trial, search.trials)
+    except KeyboardInterrupt as error:
+        typer.echo(f"Stopped after {len(done)} of {search.trials} trials; the same command continues.", err=True)
+        raise typer.Exit(status(error)) from None
+    return done
+
+
+def _save(console: Console, search: Search, done: list[Trial], folder: Path) -> None:
+    """Print the trials and save what was found."""
+    from fedmate.report.sheets import to_rich
+    from fedmate.tune.outcome import save, sheet_of
+
+    save(search, done, folder)
+    console.print(to_rich(sheet_of(search, done)), highlight=False)
+    best = shlex.quote(str(folder / "best.toml"))
+    console.out(f"Saved: {folder} (trials.csv, best.toml). To run the best: fedmate run {best}", highlight=False)
+
+
+def _give_preset(console: Console, entry: str, store: Store, write: Path | None) -> None:
+    """Put the preset into a file, or show it."""
+    from fedmate.tune.presets import write_preset
+
+    if write is not None:
+        write_preset(write, entry, store)
+        console.out(f"Written to {write}:", highlight=False)
+    else:
+        console.out(
+            "As a preset, which the same command with `--write FILE` puts into a file of presets without running "
+            "anything again (src/fedmate/tuned.toml in a checkout):",
+            highlight=False,
+        )
+    console.out(f"\n{entry}", highlight=False)

@@ -1,0 +1,197 @@
+"""What is kept of a finished run: one small JSON, with all that is needed to run it again and to draw it.
+
+Its name says what was run and ends with a digest of every option that the figures depend on: the same experiment has
+the same name wherever and whenever it is run, so that files of several machines are merged by copying.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, final
+
+from fedmate.errors import UserError
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Experiment
+from fedmate.experiment.record import Record
+
+FORMAT = 1
+PARTS = (
+    *("accuracy", "headline", "loss", "bytes_up", "bytes_down", "bytes_up_items", "bytes_down_items", "seconds"),
+    *("partition_sha256", "left_out", "discarded_aggregates", "diverged_in_round"),
+)
+UNSAID = ("checkpoint_every",)
+"""Options that change nothing in the figures."""
+ELSEWHERE = (*UNSAID, "backend", "device", "chunk_size")
+"""Those that only say where and how it was run."""
+
+
+@final
+class Kept:
+    """A run as it is kept.
+
+    Args:
+        name: of its file, without the suffix.
+        content: what `condense` returned, as JSON has it.
+    """
+
+    def __init__(self, name: str, content: dict[str, Any]) -> None:
+        """Hold it."""
+        self.name, self.content = name, content
+        self.config: dict[str, Any] = content["config"]
+        self.summary: dict[str, Any] = content["summary"]
+
+    @classmethod
+    def read(cls, path: Path) -> Kept:
+        """Read a file, or raise `UserError` if it is none of ours."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise UserError(f"`{path}` has format {content['format']!r}, not {FORMAT}; use the fedmate it is from.")
+            kept = cls(path.stem, content)
+            kept.summary["accuracy"], content["curve"], content["environment"]  # What everybody asks for.
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"`{path}` cannot be read as what is kept of a run ({type(error).__name__}); remove it, or put it back "
+                "from a copy."
+            ) from None
+        return kept
+
+    @property
+    def diverged_in(self) -> int | None:
+        """The round in which everybody diverged, if it came to that."""
+        round_number: int | None = self.summary.get("diverged_in_round")
+        return round_number
+
+    @property
+    def views(self) -> list[str]:
+        """The views that the method has, the three of every method first."""
+        return [view for view, figures in self.summary["accuracy"].items() if figures is not None]
+
+    def accuracy(self, view: str, test: str) -> float | None:
+        """Return the mean over clients at the end, in percent, if the method has the view."""
+        if self.diverged_in is not None:
+            return None
+        figures = self.summary["accuracy"].get(view)
+        mean: float | None = figures and figures[test]["mean"]
+        return mean
+
+
+def name_of(experiment: Experiment) -> str:
+    """Return what a run's file is called: what a reader looks for, and a digest of all there is to say."""
+    config = tomllib.loads(experiment.to_toml())
+    partition, method = config["partition"], config["method"]
+    kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
+    usual = _usual(method["name"], None)
+    own = [f"{key}_{_word(value)}" for key, value in method.items() if usual.get(f"method.{key}") != value]
+    words = [method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}", digest_of(config)]
+    # Names are files: what a user's own words may hold beyond letters and digits is left to the digest.
+    return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(words[:-1]))[:120] + f"-{words[-1]}"
+
+
+def digest_of(config: Mapping[str, Any]) -> str:
+    """Return what tells an experiment from others: a digest of every option that its figures depend on."""
+    said = {key: value for key, value in flat(config).items() if key not in ELSEWHERE}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def condense(record: Record) -> dict[str, Any]:
+    """Return what is kept of a finished run."""
+    summary, config = record.summary, record.config
+    ended = datetime.fromtimestamp((record.folder / "summary.json").stat().st_mtime, UTC)
+    return {
+        "format": FORMAT,
+        "date": f"{ended:%Y-%m-%d}",
+        "command": command_of(config),
+        "environment": record.environment,
+        "config": config,
+        "summary": {part: rounded(summary.get(part)) for part in PARTS},
+        "classes": {view: rounded(figures) for view, figures in _per_class(record).items()},
+        "holdings": _holdings(record),
+        "class_names": json.loads((record.folder / "partition.json").read_bytes())["classes"],
+        "curve": [_point(row) for row in record.metrics],
+        "losses": _losses(record),
+    }
+
+
+def command_of(config: Mapping[str, Any]) -> str:
+    """Return the command that runs an experiment: its data set, its method, and what differs from their defaults."""
+    dataset, method = config["dataset"]["name"], config["method"]["name"]
+    usual = _usual(method, dataset)
+    words = ["fedmate", "run", "--dataset", dataset, "--method", method]
+    for key, value in flat(config).items():
+        if key not in UNSAID and usual.get(key) != value:
+            words += ["--set", f"{key}={_word(value)}"]
+    return shlex.join(words)
+
+
+@functools.cache
+def _usual(method: str, dataset: str | None) -> dict[str, Any]:
+    """Return the experiment that names nothing but a method and a data set."""
+    return flat(tomllib.loads(compose(Request(methods=[method], dataset=dataset))[0].to_toml()))
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with its keys written `key` and `section.key`."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    return found
+
+
+def rounded(value: Any) -> Any:
+    """Return figures with the digits that mean something, so that files stay small."""
+    match value:
+        case float():
+            return float(f"{value:.6g}") if math.isfinite(value) else None
+        case Mapping():
+            return {key: rounded(inner) for key, inner in value.items()}
+        case list():
+            return [rounded(inner) for inner in value]
+    return value
+
+
+def _per_class(record: Record) -> dict[str, list[float | None]]:
+    """Return the accuracy on each class at the end, mean over clients, by view."""
+    metrics = record.metrics
+    views = metrics[-1]["accuracy"] if metrics else {}
+    return {view: figures["balanced"]["per_class"] for view, figures in views.items() if figures is not None}
+
+
+def _holdings(record: Record) -> list[list[int]]:
+    """Return how many samples of each class every client holds."""
+    rows = [{k: v for k, v in row.items() if re.fullmatch(r"samples_\d+", k)} for row in record.clients]
+    return [list(row.values()) for row in rows]
+
+
+def _point(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an evaluated round: both accuracies of every view, and the seconds until then."""
+    views = {view: figures for view, figures in row["accuracy"].items() if figures is not None}
+    accuracy = {view: {test: rounded(f[test]["mean"]) for test in ("balanced", "own")} for view, f in views.items()}
+    return {"round": row["round"], "seconds": rounded(row["seconds"]), "accuracy": accuracy}
+
+
+def _losses(record: Record) -> dict[str, list[float | None]]:
+    """Return the loss before and after local training in each round, mean over the participants that count."""
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    for row in record.rounds:
+        by_round.setdefault(row["round"], []).extend([row] if row["valid"] else [])
+    return {name: [_mean(rows, f"loss_{name}") for rows in by_round.values()] for name in ("before", "after")}
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [float(row[key]) for row in rows if row[key] is not None]
+    mean: float | None = rounded(sum(values) / len(values)) if values else None
+    return mean
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,154 @@
+"""What came of a grid: its finished cells, and figures over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+from torch import Tensor
+
+from fedmate.reproduce.grid import Cell, Column, Grid, Row, Wanted
+from fedmate.reproduce.kept import Kept
+from fedmate.reproduce.store import Store
+
+
+class Figure(NamedTuple):
+    """A number over seeds.
+
+    Attributes:
+        std: the standard deviation between seeds; `None` for one seed.
+    """
+
+    mean: float
+    std: float | None
+    seeds: int
+
+    @property
+    def standard_error(self) -> float | None:
+        """How far the mean may be off."""
+        return None if self.std is None else self.std / math.sqrt(self.seeds)
+
+
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """A grid with the cells that are finished.
+
+    Attributes:
+        cells: those that were meant, finished or not.
+        found: what is kept of the finished ones, by name.
+        arrays: their arrays, by name.
+    """
+
+    grid: Grid
+    wanted: Wanted
+    cells: Sequence[Cell]
+    found: Mapping[str, Kept]
+    arrays: Mapping[str, Mapping[str, Tensor]]
+
+    @classmethod
+    def of(cls, grid: Grid, wanted: Wanted, store: Store) -> Outcome:
+        """Look for the cells of a grid."""
+        cells = grid.cells(wanted)
+        names = dict.fromkeys(cell.name for cell in cells)
+        found = {name: kept for name in names if (kept := store.find(name)) is not None}
+        arrays = {name: held for name in found if (held := store.arrays(name)) is not None}
+        return cls(grid, wanted, cells, found, arrays)
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns that have a cell."""
+        wanted = {cell.column.key for cell in self.cells}
+        return [column for column in self.grid.columns if column.key in wanted]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that have a cell."""
+        wanted = {cell.row.key for cell in self.cells}
+        return [row for row in self.grid.rows if row.key in wanted]
+
+    def kept(self, row: Row, column: Column) -> list[Kept]:
+        """Return the finished cells of a place in the grid, a seed each."""
+        return [self.found[name] for name in self.names(row, column) if name in self.found]
+
+    def names(self, row: Row, column: Column) -> list[str]:
+        """Return the names of the cells of a place in the grid, finished or not, a seed each."""
+        return [cell.name for cell in self.cells if (cell.row.key, cell.column.key) == (row.key, column.key)]
+
+    def figure(self, row: Row, column: Column, view: str, test: str) -> Figure | None:
+        """Return the accuracy in a view, in percent, over the seeds that are finished and did not diverge."""
+        values = [kept.accuracy(view, test) for kept in self.kept(row, column)]
+        return over_seeds([value for value in values if value is not None])
+
+    def notes(self) -> list[str]:
+        """Say what a reader must know before comparing figures."""
+        notes = []
+        if self.wanted.quick:
+            rounds = sorted({kept.config["rounds"] for kept in self.found.values()})
+            length = f" ({', '.join(map(str, rounds))} rounds)" if rounds else ""
+            notes.append(f"--quick: cut short{length}, no figures to compare by")
+        for column in self.columns:
+            if column.stands_in_for is not None:
+                notes.append(f"{column.name}: {column.data} stands in for {column.stands_in_for}")
+        return notes + self._unfinished() + self._diverged() + self._unlike()
+
+    def on_common_seeds(self, column: Column) -> Outcome:
+        """Return the outcome with the seeds of a column that all of its rows have, if they have any."""
+        seeds: dict[str, set[int]] = {}
+        for cell in self.cells:
+            if cell.column.key == column.key and cell.name in self.found:
+                seeds.setdefault(cell.row.key, set()).add(cell.seed)
+        common = set.intersection(*seeds.values()) if seeds else set()
+        # Rows that have nothing, or no seed in common with others, are compared as they are.
+        return replace(self, cells=[cell for cell in self.cells if cell.seed in common]) if common else self
+
+    def _unfinished(self) -> list[str]:
+        """Name the rows that are missing, and the columns where it is not in all of them, by seeds."""
+        missing: dict[tuple[str, str], list[int]] = {}
+        for cell in self.cells:
+            if cell.name not in self.found:
+                missing.setdefault((cell.row.name, cell.column.name), []).append(cell.seed)
+        by_seeds: dict[str, dict[str, list[str]]] = {}
+        for (row, column), seeds in missing.items():
+            by_seeds.setdefault(_seeds(seeds), {}).setdefault(row, []).append(column)
+        return [f"not run, {seeds}: {'; '.join(self._places(rows))}" for seeds, rows in by_seeds.items()]
+
+    def _places(self, rows: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """Say which rows are meant, all columns of one kind together."""
+        by_columns: dict[tuple[str, ...], list[str]] = {}
+        for row, columns in rows.items():
+            by_columns.setdefault(tuple(columns), []).append(row)
+        for columns, names in by_columns.items():
+            where = "" if len(columns) == len(self.columns) else f" ({'; '.join(columns)})"
+            yield f"{', '.join(names)}{where}"
+
+    def _diverged(self) -> list[str]:
+        found = [(cell, self.found[cell.name].diverged_in) for cell in self.cells if cell.name in self.found]
+        return [
+            f"{cell.key}, seed {cell.seed}: diverged in round {number}" for cell, number in found if number is not None
+        ]
+
+    def _unlike(self) -> list[str]:
+        """Name the columns whose rows were not dealt the same samples, which no comparison survives."""
+        dealt: dict[tuple[str, int], set[str]] = {}
+        for cell in self.cells:
+            if cell.name in self.found:
+                sha256 = self.found[cell.name].summary["partition_sha256"]
+                dealt.setdefault((cell.column.key, cell.seed), set()).add(sha256)
+        unlike = [key for key, found in dealt.items() if len(found) > 1]
+        return [f"{column}, seed {seed}: the rows were dealt different samples" for column, seed in unlike]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def over_seeds(values: Sequence[float]) -> Figure | None:
+    """Return mean and standard deviation, if there is a value."""
+    if not values:
+        return None
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Figure(statistics.fmean(values), std, len(values))

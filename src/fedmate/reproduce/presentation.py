@@ -1,0 +1,40 @@
+"""What is made of the cells of a grid: the tables and pictures that its file names in `shows`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from fedmate.errors import UserError, nearest
+from fedmate.report.figures import Picture
+from fedmate.report.sheets import Sheet
+from fedmate.reproduce.effort import cost, time_to_accuracy
+from fedmate.reproduce.grid import Grid
+from fedmate.reproduce.measures import MEASURES
+from fedmate.reproduce.outcome import Outcome
+from fedmate.reproduce.pictures import classwise, curves, holdings, line, losses, prototypes
+from fedmate.reproduce.sheets import accuracy, ranking
+
+Shown: TypeAlias = Sequence[Sheet | Picture]
+
+SHOWS: dict[str, Callable[[Outcome], Shown]] = {
+    "accuracy": accuracy,
+    "classwise": classwise,
+    "cost": cost,
+    "curves": curves,
+    "holdings": holdings,
+    "line": line,
+    "losses": losses,
+    "prototypes": prototypes,
+    "ranking": ranking,
+    "time": time_to_accuracy,
+}
+"""By the name that a file calls it."""
+
+
+def check_shows(grid: Grid) -> None:
+    """Raise `UserError` if a grid's file names something that nobody can show or measure."""
+    for key, names, known in (("shows", grid.shows, SHOWS), ("measures", grid.measures, MEASURES)):
+        for name in names:
+            if name not in known:
+                raise UserError(f"`{grid.name}` has `{name}` in `{key}`, which does not exist; {nearest(name, known)}")

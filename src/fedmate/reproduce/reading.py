@@ -1,0 +1,171 @@
+"""Reads experiments from their files.
+
+title = "..."                 what it shows
+source = "..."                where it was published
+test = "balanced"             the test of the published figures, or "own"; a column may have another
+shows = ["accuracy"]          what is made of the cells: the names of `presentation.SHOWS`
+measures = []                 what is taken from each run besides its figures: the names of `measures.MEASURES`
+trains = true                 `false`: samples are dealt, nothing is trained
+[base], [quick]               what all cells share, as in an experiment's file; what `--quick` puts over it
+[columns.KEY], [rows.KEY]     `name`, and what is theirs of an experiment's file
+    of a column: `stand_ins`, tables for `[dataset]`: the first that is at hand is used where its own is not; `test`
+    of a row: `view`, the one its published figures show; `paper`, those figures by column
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmate.core import Method
+from fedmate.core.options import options_of
+from fedmate.errors import UserError, nearest
+from fedmate.experiment.config import NAMED_SECTIONS, General, Values, load_file
+from fedmate.methods import METHODS
+from fedmate.reproduce.grid import TESTS, Column, Grid, Row
+
+COLUMN_KEYS, ROW_KEYS = ("name", "stand_ins", "test"), ("name", "paper", "view")
+KEYS = ("title", "source", "test", "shows", "measures", "trains", "base", "quick", "columns", "rows")
+WORDS: dict[type, str] = {str: "a text", bool: "true or false", list: "a list", dict: "a table"}
+
+
+def names() -> list[str]:
+    """Return the experiments that come with the package."""
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def folder() -> Path:
+    """Return where they lie: in an installed package inside it, in a checkout beside `src`."""
+    here = Path(__file__).resolve()
+    places = (here.parents[1] / "experiments", here.parents[3] / "experiments")
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def load_grid(name: str) -> Grid:
+    """Read an experiment that comes with the package, or a user's own file."""
+    path = Path(name) if name.endswith(".toml") else folder() / f"{name}.toml"
+    if not name.endswith(".toml") and name not in names():
+        raise UserError(f"`{name}` is no experiment of the paper and no `.toml` file; {nearest(name, names())}")
+    layer = load_file(path)
+    return _Reader(layer.source).grid(path.stem, dict(layer.values))
+
+
+class _Reader:
+    """Reads the tables of a file, and says which of them is wrong."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def grid(self, name: str, values: Values) -> Grid:
+        test = self._one_of(values, "", "test", TESTS, "balanced")
+        rows, columns = self._tables(values, "rows"), self._tables(values, "columns")
+        grid = Grid(
+            name=name,
+            title=self._text(values, "", "title", name),
+            source=self._text(values, "", "source", ""),
+            shows=self._names(values, "shows", ["accuracy"]),
+            measures=self._names(values, "measures", []),
+            trains=self._take(values, "", "trains", bool, True),
+            base=self._rest(self._take(values, "", "base", dict, {}), "[base]", ()),
+            quick=self._rest(self._take(values, "", "quick", dict, {}), "[quick]", ()),
+            columns=tuple(self._column(key, dict(content), test) for key, content in columns),
+            rows=tuple(self._row(key, dict(content)) for key, content in rows),
+        )
+        if values:
+            key = next(iter(values))
+            raise self._error(f"has `{key}`, which it does not know; {nearest(key, KEYS)}")
+        for row in grid.rows:
+            self._check_paper(row, [column.key for column in grid.columns])
+        try:
+            grid.check()
+        except UserError as error:
+            raise self._error(f"cannot be run: {error}") from None
+        return grid
+
+    def _column(self, key: str, values: Values, test: str) -> Column:
+        where = f"[columns.{key}]"
+        stand_ins = self._take(values, where, "stand_ins", list, [])
+        if not all(isinstance(one, dict) and "name" in one for one in stand_ins):
+            raise self._error(
+                f"has `stand_ins` in `{where}` that are no data sets; write `stand_ins = [{{name = ...}}]`."
+            )
+        name = self._text(values, where, "name", key)
+        own = self._one_of(values, where, "test", TESTS, test)
+        return Column(key, name, own, self._rest(values, where, COLUMN_KEYS), tuple(stand_ins))
+
+    def _row(self, key: str, values: Values) -> Row:
+        where = f"[rows.{key}]"
+        paper = self._take(values, where, "paper", dict, {})
+        name, view = self._text(values, where, "name", key), self._text(values, where, "view", "")
+        return Row(key, name, view or _headline(self._rest(values, where, ROW_KEYS)), values, paper)
+
+    def _check_paper(self, row: Row, columns: Sequence[str]) -> None:
+        where = f"`paper` of `[rows.{row.key}]`"
+        for key, figure in row.paper.items():
+            if key not in columns:
+                raise self._error(f"has `{key}` in {where}, which is no column; {nearest(key, columns)}")
+            if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure):
+                raise self._error(f"has {_shown(figure)} for `{key}` in {where}; write a number, or leave it out.")
+
+    def _tables(self, values: Values, kind: str) -> Iterator[tuple[str, Values]]:
+        tables = self._take(values, "", kind, dict, {})
+        if not tables or not all(isinstance(table, dict) for table in tables.values()):
+            raise self._error(f"has no tables `{kind}`; write `[{kind}.KEY]` and keys for each.")
+        return iter(tables.items())
+
+    def _rest(self, values: Values, where: str, others: Sequence[str]) -> Values:
+        """Return what is left of a table: keys and sections of an experiment's file."""
+        sections = [*NAMED_SECTIONS, "training"]
+        known = [*options_of(General), *sections]
+        for key, value in values.items():
+            if key not in known:
+                raise self._error(
+                    f"has `{key}` in `{where}`, which it does not know; {nearest(key, [*others, *known])}"
+                )
+            if key in sections and not isinstance(value, dict):
+                raise self._error(
+                    f"has `{key}` {_shown(value)} in `{where}`; it must be a table: write `{{name = ...}}`."
+                )
+        return values
+
+    def _one_of(self, values: Values, where: str, key: str, known: Sequence[str], usual: str) -> str:
+        value = self._text(values, where, key, usual)
+        if value not in known:
+            raise self._error(f"has `{key}` {_shown(value)}{_in(where)}; {nearest(value, known)}")
+        return value
+
+    def _names(self, values: Values, key: str, usual: list[str]) -> tuple[str, ...]:
+        names = self._take(values, "", key, list, usual)
+        if not all(isinstance(name, str) for name in names):
+            raise self._error(f"has `{key}` {_shown(names)}; it must be a list of names.")
+        return tuple(names)
+
+    def _text(self, values: Values, where: str, key: str, usual: str) -> str:
+        return str(self._take(values, where, key, str, usual))
+
+    def _take(self, values: Values, where: str, key: str, kind: type, usual: Any) -> Any:
+        value = values.pop(key, usual)
+        if not isinstance(value, kind):
+            raise self._error(f"has `{key}` {_shown(value)}{_in(where)}; it must be {WORDS[kind]}.")
+        return value
+
+    def _error(self, what: str) -> UserError:
+        return UserError(f"`{self.source}` {what}")
+
+
+def _headline(values: Values) -> str:
+    """Return the view that ranks a row's method; whether there is such a method is seen later."""
+    name = values.get("method", {}).get("name")
+    return METHODS[name].headline if name in METHODS.names() else Method.headline
+
+
+def _in(where: str) -> str:
+    return f" in `{where}`" if where else ""
+
+
+def _shown(value: object) -> str:
+    """Return a value as a message shows it: not all of it if it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

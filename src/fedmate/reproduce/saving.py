@@ -1,0 +1,77 @@
+"""Puts what is made of an experiment's cells into files, and says what a terminal should show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import RenderableType
+
+from fedmate import storage
+from fedmate.errors import UserError
+from fedmate.report.figures import Picture
+from fedmate.report.plots import FORMATS, check_picture
+from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown, to_rich
+from fedmate.reproduce.outcome import Outcome
+from fedmate.reproduce.presentation import SHOWS
+from fedmate.reproduce.sheets import figures
+
+
+class Saved(NamedTuple):
+    """What was made.
+
+    Attributes:
+        folder: where it lies.
+        files: without their suffixes.
+        tables: for a terminal.
+        notes: sentences the user should read.
+    """
+
+    folder: Path
+    files: list[str]
+    tables: list[RenderableType]
+    notes: list[str]
+
+
+def save(outcome: Outcome, out: Path) -> Saved:
+    """Write all that an experiment shows, over what an earlier call made of fewer cells."""
+    shown = [thing for name in outcome.grid.shows for thing in SHOWS[name](outcome)]
+    folder = out / folder_name(outcome)
+    storage.make_folder(folder)
+    saved = Saved(folder, [], [], [])
+    for sheet in (thing for thing in shown if isinstance(thing, Sheet)):
+        forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
+        for suffix, content in forms.items():
+            storage.replace(folder / f"{sheet.name}{suffix}", content.encode())
+        saved.files.append(sheet.name)
+        saved.tables.append(to_rich(sheet))
+    storage.replace(folder / "figures.csv", to_csv(figures(outcome)).encode())
+    pictures = [thing for thing in shown if isinstance(thing, Picture)]
+    try:
+        if pictures:
+            check_picture(folder / f"{pictures[0].name}.svg")
+    except UserError as error:
+        return saved._replace(files=[*saved.files, "figures"], notes=[str(error)])
+    for picture in pictures:
+        for suffix in FORMATS:
+            storage.replace(folder / f"{picture.name}{suffix}", picture.draw(suffix))
+    return saved._replace(files=[*saved.files, "figures", *(picture.name for picture in pictures)])
+
+
+def _titled(sheet: Sheet) -> Sheet:
+    """Return a sheet that says in each row what it is from, for a form without titles."""
+    rows = [[sheet.title, *row] for row in sheet.rows]
+    groups = ["", *sheet.groups] if sheet.groups else ()
+    return replace(sheet, head=["table", *sheet.head], rows=rows, groups=groups)
+
+
+def folder_name(outcome: Outcome) -> str:
+    """Return what the folder is called: quick runs and tuned settings are never mistaken for the paper's."""
+    wanted = outcome.wanted
+    words = [
+        outcome.grid.name,
+        *(["tuned"] if wanted.settings == "tuned" else []),
+        *(["quick"] if wanted.quick else []),
+    ]
+    return "-".join(words)

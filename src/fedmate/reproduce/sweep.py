@@ -1,0 +1,215 @@
+"""Runs the cells of a grid that are not finished, whoever else runs some of them at the same time.
+
+Several processes, also of several machines that share a folder, divide the cells among themselves: each takes one that
+is neither finished nor claimed. A cell that was interrupted goes on where its record stands, and one that fails is
+named and left, which does not stop the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import time
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from multiprocessing.queues import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+
+from fedmate.experiment.compose import Request
+from fedmate.experiment.config import Layer
+from fedmate.experiment.deal import deal
+from fedmate.experiment.given import Given
+from fedmate.experiment.jobs import resumed, run_jobs, started
+from fedmate.experiment.record import Record
+from fedmate.experiment.recorder import environment
+from fedmate.experiment.run import Observer
+from fedmate.progress import Silence
+from fedmate.reproduce.grid import Cell
+from fedmate.reproduce.kept import FORMAT, command_of, condense
+from fedmate.reproduce.measures import MEASURES, arrays_of
+from fedmate.reproduce.store import Store
+from fedmate.storage import BusyError
+
+
+class Watcher(ABC):
+    """Hears what becomes of cells."""
+
+    @abstractmethod
+    def began(self, cell: str) -> Observer:
+        """Called when a cell is taken; returns what hears its rounds."""
+
+    @abstractmethod
+    def ended(self, cell: str, seconds: float) -> None:
+        """Called when it is finished and kept."""
+
+    @abstractmethod
+    def failed(self, cell: str, sentence: str) -> None:
+        """Called when it could not be finished."""
+
+    @abstractmethod
+    def said(self, sentence: str) -> None:
+        """Called with a sentence the user should read."""
+
+
+class Work(NamedTuple):
+    """What is to be done.
+
+    Attributes:
+        cells: in this order, unless others have them.
+        measures: the names in `measures.MEASURES` of what is taken from each run besides its figures.
+        store: where finished ones go.
+        given: where data sets lie.
+    """
+
+    cells: Sequence[Cell]
+    measures: Sequence[str]
+    store: Store
+    given: Given
+
+    def names(self) -> set[str]:
+        """Return what the runs are called; two cells may show one run."""
+        return {cell.name for cell in self.cells}
+
+    def left(self) -> list[Cell]:
+        """Return the cells that are not finished, each run once."""
+        once: dict[str, Cell] = {}
+        for cell in self.cells:
+            once.setdefault(cell.name, cell)
+        return [cell for name, cell in once.items() if not self.is_finished(name)]
+
+    def is_finished(self, name: str) -> bool:
+        """Tell whether a cell is kept with all that is asked of it."""
+        arrays = any(MEASURES[measure].arrays for measure in self.measures)
+        return self.store.has(name) and (not arrays or self.store.has_arrays(name))
+
+
+def sweep(work: Work, watcher: Watcher) -> None:
+    """Run what is not finished and not claimed by others."""
+    for cell in work.left():
+        try:
+            with work.store.claim(cell.name):
+                # Somebody may have finished it in the meantime.
+                if not work.is_finished(cell.name):
+                    _run(work, cell, watcher)
+        except BusyError:
+            continue
+        if torch.cuda.is_available():
+            # A captured round holds memory of the GPU until nobody can ask for it.
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def sweep_in_processes(work: Work, watcher: Watcher, number: int) -> None:
+    """Do the same in several processes, which divide the cells."""
+    context = multiprocessing.get_context("spawn")
+    events: SimpleQueue[tuple[str, ...]] = context.SimpleQueue()
+    processes = [context.Process(target=_work, args=(work, events)) for _ in range(min(number, len(work.cells)))]
+    for process in processes:
+        process.start()
+    try:
+        while any(process.is_alive() for process in processes) or not events.empty():
+            if events.empty():
+                time.sleep(0.1)
+            else:
+                _pass_on(events.get(), watcher)
+    except KeyboardInterrupt:
+        for process in processes:
+            process.terminate()
+        raise
+    finally:
+        for process in processes:
+            process.join()
+    for process in processes:
+        if process.exitcode:
+            watcher.said(f"a process ended with status {process.exitcode}; its cell is left as its record stands.")
+
+
+def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
+    observer, start = watcher.began(cell.key), time.perf_counter()
+    try:
+        if cell.trains:
+            _train(work, cell, observer)
+        else:
+            work.store.keep(cell.name, _dealt(cell, work.given))
+    except Exception as error:  # What is wrong with one cell is no reason to lose the night for the others.
+        watcher.failed(cell.key, str(error) or type(error).__name__)
+    else:
+        watcher.ended(cell.key, time.perf_counter() - start)
+
+
+def _train(work: Work, cell: Cell, observer: Observer) -> None:
+    """Run a cell, or go on with it, and keep what is asked of it."""
+    folder = work.store.run_folder(cell.name)
+    begun = Request(given=work.given)
+    anew = begun._replace(base=Layer(cell.key, tomllib.loads(cell.experiment.to_toml())))
+    with resumed(begun, folder) if folder.exists() else started(anew, folder) as jobs:
+        for note in jobs[0].notes:
+            observer.said(note)
+        # A run that diverges is finished, too, and says so itself.
+        run_jobs(jobs, lambda: observer)
+    record = Record(folder)
+    content = condense(record)
+    for measure in work.measures:
+        content |= MEASURES[measure].figures(record, work.given)
+    work.store.keep(cell.name, content, arrays_of(record, work.measures))
+
+
+def _dealt(cell: Cell, given: Given) -> Mapping[str, Any]:
+    """Return what is kept of a cell that is not trained: who holds what."""
+    config, dealt = tomllib.loads(cell.experiment.to_toml()), deal(cell.experiment, given)
+    return {
+        "format": FORMAT,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": command_of(config).replace("fedmate run", "fedmate partition"),
+        "environment": environment(),
+        "config": config,
+        "summary": {"accuracy": {}, "partition_sha256": dealt.sha256},
+        "holdings": dealt.class_counts().tolist(),
+        "class_names": list(dealt.arrays.class_names),
+        "curve": [],
+    }
+
+
+class _Sender(Watcher):
+    """Tells another process."""
+
+    def __init__(self, events: SimpleQueue[tuple[str, ...]]) -> None:
+        self._events = events
+
+    def began(self, cell: str) -> Observer:
+        self._events.put(("began", cell))
+        return Silence()
+
+    def ended(self, cell: str, seconds: float) -> None:
+        self._events.put(("ended", cell, str(seconds)))
+
+    def failed(self, cell: str, sentence: str) -> None:
+        self._events.put(("failed", cell, sentence))
+
+    def said(self, sentence: str) -> None:
+        self._events.put(("said", sentence))
+
+
+def _pass_on(event: tuple[str, ...], watcher: Watcher) -> None:
+    match event:
+        case ("began", cell):
+            watcher.began(cell)
+        case ("ended", cell, seconds):
+            watcher.ended(cell, float(seconds))
+        case ("failed", cell, sentence):
+            watcher.failed(cell, sentence)
+        case ("said", sentence):
+            watcher.said(sentence)
+
+
+def _work(work: Work, events: SimpleQueue[tuple[str, ...]]) -> None:
+    """Be one of the processes: a request to end saves the cell at hand, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sweep(work, _Sender(events))
+    except KeyboardInterrupt:
+        return

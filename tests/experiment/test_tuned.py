@@ -1,0 +1,202 @@
+"""The preset `tuned`: what was found for a method on the data set of the experiment."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedmate.catalogue import catalogue
+from fedmate.core import Training
+from fedmate.datasets import DATASETS
+from fedmate.errors import UserError
+from fedmate.experiment import tuned
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Experiment, Layer, parse_set, resolve
+from fedmate.experiment.tuned import check_entries, tuned_on
+from fedmate.methods import METHODS
+from fedmate.methods.fedper import FedPer
+
+FOUND = """
+[fedrep.cifar10]
+training = { learning_rate = 0.04 }
+score = 50.0
+[fedrep.digits]
+training = { learning_rate = 0.3 }
+method = { classifier_learning_rate = 0.05 }
+score = 60.0
+[fedper.digits]
+training = { learning_rate = 0.4 }
+"""
+
+SHIPPED = tomllib.loads(tuned.FILE.read_text(encoding="utf-8"))
+ENTRIES = [(method, dataset) for method, by_dataset in SHIPPED.items() for dataset in by_dataset]
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Other entries than those of the package."""
+    path = tmp_path / "tuned.toml"
+    path.write_text(FOUND, encoding="utf-8")
+    monkeypatch.setattr(tuned, "FILE", path)
+    return path
+
+
+def resolved(*layers: dict[str, Any]) -> Experiment:
+    return resolve([Layer(f"layer {i}", values) for i, values in enumerate(layers)])
+
+
+def rates(experiment: Experiment) -> tuple[float, float]:
+    return experiment.training.learning_rate, experiment.method.options["classifier_learning_rate"]
+
+
+def refused(*layers: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        resolved(*layers)
+    return str(caught.value)
+
+
+# -------------------- what it stands for
+
+
+def test_it_stands_for_what_was_found_on_the_data_set(found: Path) -> None:
+    experiment = resolved({"method": {"preset": "tuned"}})
+    assert rates(experiment) == (0.3, 0.05)
+    assert rates(resolved({"method": {"preset": "tuned"}, "dataset": {"name": "cifar10"}})) == (0.04, 0.1)
+    assert "preset" not in experiment.method.options
+
+
+def test_the_data_set_of_a_later_layer_counts(found: Path) -> None:
+    file, later = {"method": {"preset": "tuned"}, "dataset": {"name": "digits"}}, {"dataset": {"name": "cifar10"}}
+    assert rates(resolved(file, later)) == (0.04, 0.1)
+    assert rates(resolved(later, file)) == (0.3, 0.05)
+
+
+def test_it_lies_beneath_its_own_layer_and_above_those_below(found: Path) -> None:
+    below = {"training": {"learning_rate": 0.9}, "method": {"classifier_learning_rate": 0.9}}
+    own = {"method": {"preset": "tuned", "classifier_learning_rate": 0.7}}
+    assert rates(resolved(below, own)) == (0.3, 0.7)
+
+
+def test_it_goes_with_its_method(found: Path) -> None:
+    given_up = resolved({"method": {"preset": "tuned"}}, {"method": {"name": "fedper"}})
+    assert given_up.training == Training()
+    taken = resolved({"method": {"preset": "tuned"}}, {"method": {"name": "fedper", "preset": "tuned"}})
+    assert taken.training.learning_rate == 0.4
+
+
+def test_a_methods_own_preset_of_that_name_comes_first(found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedPer, "presets", {"tuned": {"training": {"learning_rate": 0.11}}})
+    assert resolved({"method": {"name": "fedper", "preset": "tuned"}}).training.learning_rate == 0.11
+
+
+# -------------------- what it does not
+
+
+def test_a_data_set_without_an_entry_is_refused_with_those_that_have_one(found: Path) -> None:
+    sentence = refused({"method": {"preset": "tuned"}, "dataset": {"name": "mnist"}})
+    assert sentence == (
+        "`method.preset` in layer 0 is 'tuned', but `fedrep` was tuned on `cifar10` and `digits` only, not on `mnist`; "
+        "see `fedmate tune fedrep --dataset mnist`, or leave it out."
+    )
+
+
+def test_a_method_without_an_entry_is_refused(found: Path) -> None:
+    sentence = refused({"method": {"name": "ditto", "preset": "tuned"}})
+    assert "`ditto` was tuned on no data set; see `fedmate tune ditto --dataset digits`" in sentence
+
+
+def test_another_preset_is_answered_with_those_of_the_data_set(found: Path) -> None:
+    assert "use `authors` or `tuned`." in refused({"method": {"preset": "tunde"}})
+    assert "use `authors`." in refused({"method": {"preset": "tunde"}, "dataset": {"name": "mnist"}})
+
+
+def test_a_wrong_data_set_is_what_is_complained_of(found: Path) -> None:
+    assert "`dataset.name`" in refused({"method": {"preset": "tuned"}, "dataset": {"name": ["digits"]}})
+
+
+def test_methods_that_were_tuned_are_not_compared_with_one_that_was_not(found: Path) -> None:
+    settings = parse_set(["method.preset=tuned"])
+    fedrep, fedper = compose(Request(methods=["fedrep", "fedper"], settings=settings))
+    assert (fedrep.training.learning_rate, fedper.training.learning_rate) == (0.3, 0.4)
+    with pytest.raises(UserError, match="`ditto` was tuned on no data set"):
+        compose(Request(methods=["fedrep", "ditto"], settings=settings))
+
+
+def test_nor_with_one_that_has_a_preset_of_its_own(found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedPer, "presets", {"tuned": {"training": {"learning_rate": 0.11}}})
+    with pytest.raises(UserError, match="`ditto` was tuned on no data set"):
+        compose(Request(methods=["fedper", "ditto"], settings=parse_set(["method.preset=tuned"])))
+
+
+def test_presets_are_listed_with_their_data_sets(found: Path) -> None:
+    lines = list(catalogue("methods"))
+
+    def presets(name: str) -> list[str]:
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"  {name} "))
+        own = [line.strip() for line in lines[at + 1 : at + 30]]
+        until = next((i for i, line in enumerate(lines[at + 1 :]) if not line.startswith("   ")), len(own))
+        return [line for line in own[:until] if line.startswith("preset:")]
+
+    assert presets("fedrep") == ["preset: authors, tuned (on cifar10, digits)"]
+    assert presets("fedper") == ["preset: tuned (on digits)"]
+    assert presets("local") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("rounds = 3", "`rounds`"),
+        ("[fedrep]\nscore = 3", "`fedrep.score`"),
+        ("[fedrep.digits]\nscore = 3", "`fedrep.digits`"),
+        ("[fedrep.digits]\ntraining = 3", "`fedrep.digits`"),
+        ("[fedrep.digits]\ntraining = {learning_rate = 1}\nmethod = 3", "`fedrep.digits`"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(text: str, fragment: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_entries("mine.toml", tomllib.loads(text))
+    assert str(caught.value).startswith(f"`mine.toml` has {fragment}, which is no entry")
+
+
+def test_a_broken_file_is_refused_in_a_sentence(found: Path) -> None:
+    found.write_text("[fedrep", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^`.*tuned.toml` is not valid TOML: .*; put it back from a copy\.$"):
+        tuned_on("fedrep")
+
+
+# -------------------- those that come with the package
+
+
+@pytest.mark.parametrize(("method", "dataset"), ENTRIES)
+def test_every_entry_is_a_setting_of_its_method(method: str, dataset: str) -> None:
+    entry = SHIPPED[method][dataset]
+    layer = {"method": {"name": method, "preset": "tuned"}, "dataset": {"name": dataset}}
+    experiment = resolved(layer)
+    assert {key: getattr(experiment.training, key) for key in entry.get("training", {})} == entry.get("training", {})
+    spelled = {key: None if value == "none" else value for key, value in entry.get("method", {}).items()}
+    assert {key: experiment.method.options[key] for key in spelled} == spelled
+    assert method in METHODS.names()
+    assert dataset in DATASETS.names()
+
+
+@pytest.mark.parametrize(("method", "dataset"), ENTRIES)
+def test_every_entry_says_where_it_comes_from(method: str, dataset: str) -> None:
+    entry = SHIPPED[method][dataset]
+    assert {*entry} <= {
+        *("training", "method", "date", "commit", "command", "trials", "view", "score", "default_score"),
+    }
+    assert entry["score"] >= entry.get("default_score", 0) > 0
+    words = shlex.split(entry["command"])
+    searched = ["fedmate", "tune", method, "--dataset", dataset]
+    assert words[:5] == searched or words == ["python", "benchmarks/tune_digits.py"]
+
+
+def test_methods_were_searched_with_the_same_budget() -> None:
+    """On every data set but digits, which was searched on a grid."""
+    for dataset in {dataset for _, dataset in ENTRIES} - {"digits"}:
+        entries = [SHIPPED[method][dataset] for method, other in ENTRIES if other == dataset]
+        assert len({entry["trials"] for entry in entries}) == 1

@@ -1,0 +1,360 @@
+"""Pictures of experiments: what is drawn is what was found, and everything can be read."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import itertools
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmate.errors import UserError
+from fedmate.report.figures import Circles, Cloud, Clouds, Dots, Lines, Panel, Picture, Series
+from fedmate.report.panels import COLOURS, Look
+from fedmate.report.plots import FORMATS, Holdings
+
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+LABELS = ("round", "accuracy (%)")
+
+
+def drawing(picture: Picture) -> ElementTree.Element:
+    return ElementTree.fromstring(picture.draw(".svg"))
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def panels_of(root: ElementTree.Element) -> list[ElementTree.Element]:
+    return [group for group in root.iter(f"{SVG}g") if group.attrib.get("id", "").startswith("axes_")]
+
+
+def lines_of(panel: ElementTree.Element, number: int) -> list[str]:
+    """Return the styles of the lines that have the colour of a look."""
+    styles = [path.attrib.get("style", "") for path in panel.iter(f"{SVG}path") if "clip-path" in path.attrib]
+    return [s for s in styles if f"stroke: {COLOURS[number % 8].lower()}" in s and "stroke-width: 1.3" in s]
+
+
+def points_of(panel: ElementTree.Element, number: int) -> list[tuple[float, float]]:
+    """Return the places of the points that have the colour of a look."""
+    uses = [use for use in panel.iter(f"{SVG}use") if f"stroke: {COLOURS[number % 8].lower()}" in use.attrib["style"]]
+    return [(float(use.attrib["x"]), float(use.attrib["y"])) for use in uses]
+
+
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        across = min(self.right, other.right) - max(self.left, other.left)
+        return across > 0 and min(self.bottom, other.bottom) - max(self.top, other.top) > 0
+
+
+def written(root: ElementTree.Element) -> Iterator[tuple[str, Box]]:
+    """Yield horizontal text with the box that it fills, letters being at least half as wide as high."""
+    for element in root.iter(f"{SVG}text"):
+        text, style = element.text or "", element.attrib["style"]
+        if "rotate(-90" in element.attrib["transform"]:
+            continue
+        size = float(re.findall(r"font-size: ([\d.]+)px", style)[0])
+        # What has several lines is moved there.
+        moved = re.match(r"translate\(([\d.]+) ([\d.]+)\)", element.attrib["transform"])
+        x, y = map(float, moved.groups() if moved else (element.attrib["x"], element.attrib["y"]))
+        width = 0.5 * size * len(text)
+        left = x - width * {"middle": 0.5, "end": 1.0}.get(style.rpartition("text-anchor: ")[2], 0.0)
+        yield text, Box(left, y - 0.7 * size, left + width, y)
+
+
+def frames(root: ElementTree.Element) -> list[Box]:
+    """Return the boxes of panels: the first path of each is its background."""
+    found = []
+    for panel in panels_of(root):
+        outline = next(panel.iter(f"{SVG}path")).attrib["d"]
+        corners = np.array([float(n) for n in re.findall(r"-?\d+\.?\d*", outline)]).reshape(-1, 2)
+        found.append(Box(*corners.min(0).tolist(), *corners.max(0).tolist()))
+    return found
+
+
+def series(number: int, points: int = 3, **more: Any) -> Series:
+    y = [10.0 * number + math.sqrt(i) for i in range(points)]
+    return Series(f"row {number}", number, range(1, points + 1), y)._replace(**more)
+
+
+def lines(panels: int = 1, rows: int = 2, points: int = 3, title: str = "a title") -> Lines:
+    parts = [Panel(f"panel {i}", [series(j, points) for j in range(rows)]) for i in range(panels)]
+    return Lines("lines", title, parts, LABELS)
+
+
+# -------------------- panels, and what is around them
+
+
+@pytest.mark.parametrize("panels", [1, 4, 8])
+def test_nothing_lies_on_anything_else(panels: int) -> None:
+    title = "A table with a long title; accuracy by round (--quick: cut short; digits stands in for cinic10)"
+    root = drawing(lines(panels, rows=16, points=100, title=title))
+    boxes, found = frames(root), list(written(root))
+    width, height = (float(n) for n in root.attrib["viewBox"].split()[2:])
+    assert len(boxes) == panels
+    for one, other in itertools.combinations([*boxes, *(box for _, box in found)], 2):
+        assert not one.meets(other)
+    for box in (*boxes, *(box for _, box in found)):
+        assert min(box.left, box.top) >= 0
+        assert box.right <= width
+        assert box.bottom <= height
+    assert title in " ".join(texts(root)), "in as many lines as it needs"
+    names = {text: box for text, box in found if text.startswith("row")}
+    assert [*names] == [f"row {i}" for i in range(16)], "one entry for each in all panels"
+    assert min(box.top for box in names.values()) > max(box.bottom for box in boxes), "outside of panels"
+    assert width <= 8 * 72, "not wider than a page"
+
+
+def test_panels_are_as_large_whatever_the_legend_is() -> None:
+    small, large = (frames(drawing(lines(1, rows)))[0] for rows in (1, 16))
+    assert large.bottom - large.top == pytest.approx(small.bottom - small.top, rel=0.1)
+
+
+def test_axes_say_what_they_show_below_the_lowest_and_beside_the_first() -> None:
+    found = texts(drawing(lines(panels=8)))
+    assert found.count("round") == 3
+    assert found.count("accuracy (%)") == 3
+    assert [text for text in found if text.startswith("panel")] == [f"panel {i}" for i in range(8)]
+
+
+def test_titles_may_have_lines() -> None:
+    parts = [Panel("CINIC-10, s = 70\n(run with digits)", [series(0)])]
+    assert {"CINIC-10, s = 70", "(run with digits)"} <= {*texts(drawing(Lines("x", "t", parts, LABELS)))}
+
+
+def test_looks_are_different() -> None:
+    assert len({Look.of(number) for number in range(64)}) == 64
+    assert len({(look.marker, look.filled) for look in map(Look.of, range(16))}) == 16
+    assert len({(look.colour, look.line) for look in map(Look.of, range(16))}) == 16
+
+
+# -------------------- lines
+
+
+def test_a_line_goes_through_its_points() -> None:
+    (panel,) = panels_of(drawing(Lines("x", "t", [Panel("p", [Series("a", 0, [1, 2, 4], [0, 2, 1])])], LABELS)))
+    (x0, y0), (x1, y1), (x2, y2) = points_of(panel, 0)
+    assert (x2 - x0) / (x1 - x0) == pytest.approx(3, abs=1e-3)
+    # In SVG larger numbers are lower.
+    assert (y0 - y2) / (y0 - y1) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_each_row_has_a_line_in_each_panel() -> None:
+    panels = panels_of(drawing(lines(panels=3, rows=10)))
+    for panel in panels:
+        assert [len(lines_of(panel, number)) for number in range(8)] == [2, 2, 1, 1, 1, 1, 1, 1]
+        solid, dashed = lines_of(panel, 0)
+        assert "dasharray" not in solid
+        assert "dasharray" in dashed
+
+
+def test_long_lines_have_a_few_markers_each_at_places_of_its_own() -> None:
+    (panel,) = panels_of(drawing(lines(rows=2, points=200)))
+    first, second = ({x for x, _ in points_of(panel, number)} for number in (0, 1))
+    assert 8 <= len(first) <= 10
+    assert not first & second
+
+
+def test_a_band_shows_the_spread_where_there_is_one() -> None:
+    bare = Panel("p", [series(0), series(1)])
+    banded = Panel("p", [series(0, spread=[0.5, 0.5, math.nan]), series(1)])
+    counts = [
+        drawing(Lines("x", "t", [panel], LABELS)).findall(f".//{SVG}g[@id='FillBetweenPolyCollection_1']")
+        for panel in (bare, banded)
+    ]
+    assert [len(found) for found in counts] == [0, 1]
+
+
+def test_a_line_may_look_otherwise_and_the_legend_say_why() -> None:
+    parts = [Panel("p", [series(0, line="-"), series(0, line="--")])]
+    root = drawing(Lines("x", "t", parts, LABELS, keys=[("before", "-"), ("after", "--")]))
+    assert ["dasharray" in style for style in lines_of(panels_of(root)[0], 0)] == [False, True]
+    found = texts(root)
+    assert found[-3:] == ["row 0", "before", "after"]
+
+
+def test_missing_numbers_leave_a_gap() -> None:
+    parts = [Panel("p", [Series("a", 0, [1, 2, 3, 4], [1, math.nan, 2, 3])])]
+    (panel,) = panels_of(drawing(Lines("x", "t", parts, LABELS)))
+    assert len(points_of(panel, 0)) == 3
+
+
+def test_the_best_is_marked_with_its_number() -> None:
+    parts = [Panel("p", [Series("a", 0, range(3), [1, 3.14159, math.nan]), Series("b", 1, range(3), [9, 8, 7])])]
+    root = drawing(Lines("x", "t", parts, LABELS, ticks=("0.1", "1", "10"), mark_best=True))
+    found = texts(root)
+    assert {"3.14", "9.00", "best", "0.1", "1", "10"} <= {*found}
+    plain = texts(drawing(Lines("x", "t", parts, LABELS, ticks=("0.1", "1", "10"))))
+    assert not {"3.14", "best"} & {*plain}
+    (panel,) = panels_of(root)
+    (x0, _), (x1, y1), (x2, y2) = points_of(panel, 0)
+    assert (x2, y2) == (x1, y1), "a ring around the second"
+    assert x1 > x0
+
+
+def test_rounds_are_whole_numbers() -> None:
+    found = texts(drawing(lines(points=2)))
+    assert {"1", "2"} <= {*found}
+    assert not [text for text in found if re.fullmatch(r"1\.\d+", text)]
+
+
+@pytest.mark.parametrize(
+    ("lowest", "numbers"),
+    [
+        (0.02, {"0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"}),
+        (1.9, {"1.90", "1.92", "1.94", "1.96", "1.98", "2.00"}),
+        (0.0, {"0.00", "0.50", "1.00", "1.50", "2.00"}),
+    ],
+)
+def test_losses_grow_by_factors_where_they_differ_much(lowest: float, numbers: set[str]) -> None:
+    parts = [Panel("p", [Series("a", 0, [1, 2, 3], [2.0, lowest, 2.0])])]
+    found = texts(drawing(Lines("x", "t", parts, LABELS, logarithmic=True)))
+    assert numbers <= {*found}
+
+
+# -------------------- dots, clouds, circles
+
+
+def test_a_dot_for_each_class_and_row() -> None:
+    parts = [
+        Panel("p", [Series("a", 0, (), [10, 20, 40]), Series("b", 1, (), [15, math.nan, 20], [1, math.nan, 2])]),
+        Panel("q", [Series("a", 0, (), [1, 2, 3])]),
+    ]
+    root = drawing(Dots("x", "t", parts, ["cat", "dog", "cow"], "accuracy (%)"))
+    one, other = panels_of(root)
+    dots = points_of(one, 0)
+    assert [len(points_of(panel, 0)) for panel in (one, other)] == [3, 3]
+    assert len(points_of(one, 1)) == 2
+    (x0, y0), (x1, y1), (x2, y2) = dots
+    assert (x2 - x0) / (x1 - x0) == pytest.approx(3, abs=1e-3)
+    assert y1 - y0 == pytest.approx(y2 - y1)
+    assert y1 > y0, "the first class is on top"
+    assert points_of(one, 1)[0][1] > y0, "the second row is below the first"
+    names = {text: box for text, box in written(root) if text in ("cat", "dog", "cow")}
+    assert names["cat"].bottom < names["dog"].bottom < names["cow"].bottom
+    assert texts(root).count("accuracy (%)") == 2
+
+
+@pytest.mark.parametrize(("classes", "rows"), [(10, 16), (100, 4), (2, 1)])
+def test_names_of_classes_are_apart(classes: int, rows: int) -> None:
+    values = [float(k) for k in range(classes)]
+    parts = [Panel("p", [Series(f"row {i}", i, (), values) for i in range(rows)])]
+    root = drawing(Dots("x", "t", parts, [f"kind of thing {k}" for k in range(classes)], "accuracy (%)"))
+    boxes = [box for text, box in written(root) if text.startswith("kind")]
+    assert len(boxes) == classes
+    assert not any(one.meets(other) for one, other in itertools.pairwise(boxes))
+
+
+def test_a_point_for_each_place_in_the_look_of_its_class() -> None:
+    parts = [Cloud("FedMate", [(0, 0), (1, 1), (2, 0)], [2, 0, 2]), Cloud("none", [], [])]
+    root = drawing(Clouds("x", "t", parts, ["cat", "dog", "cow"]))
+    full, empty = panels_of(root)
+    assert [len(points_of(full, number)) for number in (0, 1, 2)] == [1, 0, 2]
+    assert points_of(empty, 0) == []
+    found = texts(root)
+    assert {"FedMate", "none", "cat", "cow", "too few to be drawn"} <= {*found}
+    assert "dog" not in found, "nobody has one"
+    assert found.count("too few to be drawn") == 1
+
+
+def test_who_holds_what_is_drawn_as_by_the_partition_with_notes_in_lines_of_their_own() -> None:
+    counts = np.array([[9, 0], [1, 4]])
+    about = Holdings(counts, ["0", "1"], ["cat", "dog"], "CINIC-10", ["--quick", "digits stands in for cinic10"])
+    found = texts(drawing(Circles("x", "t", about)))
+    assert {"CINIC-10", "--quick", "digits stands in for cinic10", "cat", "dog", "9", "4"} <= {*found}
+
+
+# -------------------- odd names
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_names_are_shown_as_they_are(suffix: str) -> None:
+    odd = ["$x$ & <b>", "$\\frac{", "_hidden", "猫", "\x00"]
+    parts = [Panel(odd[0], [Series(name, i, [0], [1.0]) for i, name in enumerate(odd)])]
+    for picture, titles in (
+        (Lines("x", odd[0], parts, (odd[1], odd[0]), ticks=odd), [4, 2, 1, 1, 1]),
+        (Dots("x", odd[1], parts, odd[:1], odd[1]), [2, 2, 0, 0, 0]),
+        (Clouds("x", odd[1], [Cloud(odd[0], [(0, 0)] * 5, range(5))], odd), [1, 1, 0, 0, 0]),
+    ):
+        data = picture.draw(suffix)
+        if suffix == ".svg":
+            found = texts(ElementTree.fromstring(data))
+            # The legend has each of them once more.
+            assert [found.count(name) - 1 for name in [*odd[:4], "?"]] == titles
+
+
+# -------------------- forms
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG\r\n"), (".pdf", b"%PDF-")])
+def test_the_same_numbers_give_the_same_bytes(suffix: str, start: bytes) -> None:
+    first, again = (lines().draw(suffix) for _ in range(2))
+    assert first == again
+    assert first.startswith(start)
+    assert [word for word in (b"Date", b"dc:date", b"Matplotlib", b"Software") if word in first] == []
+
+
+def test_so_they_do_in_pictures_of_other_kinds() -> None:
+    dots = Dots("dots", "t", [Panel("p", [series(0)])], ["a", "b", "c"], "accuracy (%)")
+    clouds = Clouds("clouds", "t", [Cloud("p", [(0, 0), (1, 1)], [0, 1])], ["a", "b"])
+    for picture in (dots, clouds):
+        assert picture.draw(".svg") == picture.draw(".svg")
+
+
+def test_other_numbers_give_other_bytes() -> None:
+    first = lines().draw(".svg")
+    moved = Lines("lines", "a title", [Panel("panel 0", [series(0), series(1, y=[10.0, 11.0, 12.0])])], LABELS)
+    assert moved.draw(".svg") != first
+    assert lines(title="another").draw(".svg") != first
+
+
+def test_a_png_is_a_picture_in_these_colours() -> None:
+    image = Image.open(io.BytesIO(lines(panels=2).draw(".png"))).convert("RGB")
+    pixels = np.asarray(image).reshape(-1, 3)
+    assert image.width > 2 * image.height
+    for number in (0, 1):
+        wanted = [int(COLOURS[number][i : i + 2], 16) for i in (1, 3, 5)]
+        assert (pixels == wanted).all(1).sum() > 100
+
+
+def test_another_process_gives_the_same_bytes_and_loads_matplotlib_only_to_draw() -> None:
+    script = (
+        "import sys; from fedmate.report.figures import *; before = 'matplotlib' in sys.modules; "
+        "picture = Lines('x', 't', [Panel('p', [Series('a', 0, [1, 2], [3, 4])])], ('round', 'loss')); "
+        "sys.stdout.buffer.write(picture.draw('.svg')); "
+        "sys.exit(before or 'matplotlib.pyplot' in sys.modules or 'tkinter' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    expected = Lines("x", "t", [Panel("p", [Series("a", 0, [1, 2], [3, 4])])], ("round", "loss"))
+    assert answer.stdout == expected.draw(".svg")
+
+
+# -------------------- what is refused
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        lines().draw(".svg")
+    assert str(caught.value) == (
+        "`lines.svg` cannot be drawn without matplotlib; install it with `pip install 'fedmate[plots]'`."
+    )
+
+
+def test_other_forms_are_refused() -> None:
+    with pytest.raises(UserError, match=r"`lines.jpg` ends in `.jpg`; name the picture"):
+        lines().draw(".jpg")

@@ -1,0 +1,156 @@
+"""Figures over seeds, and what a reader must know of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.reproduce.small import Run, column, grid_of, kept_of, outcome_of, row
+
+from fedmate.reproduce.grid import Wanted
+from fedmate.reproduce.outcome import Figure, Outcome, over_seeds
+from fedmate.reproduce.store import Store
+
+FEDAVG, FT, FEDREP = row("fedavg"), row("ft", view="post", method={"name": "fedavg"}), row("fedrep", view="post")
+S10, S70 = column("s10"), column("s70")
+GRID = grid_of([S10, S70], [FEDAVG, FT, FEDREP])
+
+
+def test_mean_and_standard_deviation_are_those_of_a_sample() -> None:
+    figure = over_seeds([50.0, 52.0, 57.0])
+    assert figure is not None
+    assert (figure.mean, figure.seeds) == (53.0, 3)
+    assert figure.std == pytest.approx(13**0.5)
+    assert figure.standard_error == pytest.approx((13 / 3) ** 0.5)
+
+
+def test_one_seed_has_no_deviation_and_none_has_no_figure() -> None:
+    assert over_seeds([50.0]) == Figure(50.0, None, 1)
+    assert Figure(50.0, None, 1).standard_error is None
+    assert over_seeds([]) is None
+
+
+def test_a_figure_is_of_one_place_view_and_test() -> None:
+    outcome = outcome_of(
+        GRID,
+        {
+            "s10/fedavg": [Run({"pre": (50.0, 60.0), "global": None}), Run({"pre": (52.0, 61.0), "global": None})],
+            "s70/fedavg": [Run({"pre": (70.0, 80.0)})],
+            "s10/fedrep": [Run({"pre": (30.0, 90.0)})],
+        },
+    )
+    assert outcome.figure(FEDAVG, S10, "pre", "balanced") == over_seeds([50.0, 52.0])
+    assert outcome.figure(FEDAVG, S10, "pre", "own") == over_seeds([60.0, 61.0])
+    assert outcome.figure(FEDAVG, S70, "pre", "own") == Figure(80.0, None, 1)
+    assert outcome.figure(FEDREP, S10, "pre", "balanced") == Figure(30.0, None, 1)
+    assert outcome.figure(FEDAVG, S10, "global", "own") is None
+    assert outcome.figure(FEDAVG, S10, "post", "own") is None
+    assert outcome.figure(FEDREP, S70, "pre", "own") is None
+
+
+def test_rows_that_differ_in_view_alone_are_one_run() -> None:
+    outcome = outcome_of(GRID, {"s10/fedavg": [Run({"pre": (50.0, 60.0), "post": (40.0, 70.0)})]})
+    assert outcome.names(FEDAVG, S10) == outcome.names(FT, S10) != outcome.names(FEDREP, S10)
+    assert outcome.names(FEDAVG, S10) != outcome.names(FEDAVG, S70)
+    assert outcome.figure(FT, S10, "post", "own") == Figure(70.0, None, 1)
+
+
+def test_seeds_that_diverged_do_not_count() -> None:
+    runs = [Run({"pre": (10.0, 10.0)}, diverged_in=3), Run({"pre": (52.0, 61.0)})]
+    outcome = outcome_of(GRID, {"s10/fedrep": runs, "s70/fedrep": [runs[0]]})
+    assert outcome.figure(FEDREP, S10, "pre", "balanced") == Figure(52.0, None, 1)
+    assert outcome.figure(FEDREP, S70, "pre", "balanced") is None
+    assert [kept.diverged_in for kept in outcome.kept(FEDREP, S10)] == [3, None]
+
+
+def test_nothing_right_is_a_figure_too() -> None:
+    outcome = outcome_of(GRID, {"s10/fedrep": [Run({"pre": (0.0, 2.0)}), Run({"pre": (1.0, 2.0)})]})
+    assert outcome.figure(FEDREP, S10, "pre", "balanced") == over_seeds([0.0, 1.0])
+
+
+def test_columns_and_rows_are_those_that_were_meant() -> None:
+    outcome = outcome_of(GRID, {}, Wanted(patterns=("s70/f*g", "s70/ft")))
+    assert [one.key for one in outcome.columns] == ["s70"]
+    assert [one.key for one in outcome.rows] == ["fedavg", "ft"]
+    assert outcome.names(FEDREP, S70) == []
+
+
+def test_it_is_found_in_a_folder(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path), Wanted(seeds=2)
+    cells = {(cell.key, cell.seed): cell for cell in GRID.cells(wanted)}
+    kept = kept_of(cells["s10/fedrep", 1], Run({"post": (1.0, 2.0)}))
+    store.keep(kept.name, kept.content, {"x": torch.ones(2)})
+    outcome = Outcome.of(GRID, wanted, store)
+    assert [*outcome.found] == [*outcome.arrays] == [kept.name]
+    assert outcome.figure(FEDREP, S10, "post", "own") == Figure(2.0, None, 1)
+    assert outcome.arrays[kept.name]["x"].tolist() == [1.0, 1.0]
+    assert len(outcome.cells) == 12
+
+
+# -------------------- what to know
+
+
+def everything(run: Run) -> dict[str, list[Run | None]]:
+    return {f"{c.key}/{r.key}": [run] for c in GRID.columns for r in GRID.rows}
+
+
+def test_a_whole_outcome_needs_no_notes() -> None:
+    assert outcome_of(GRID, everything(Run({"pre": (1.0, 2.0)}))).notes() == []
+
+
+def test_quick_runs_say_so_and_how_long_they_were() -> None:
+    notes = outcome_of(GRID, everything(Run({"pre": (1.0, 2.0)})), Wanted(quick=True)).notes()
+    assert notes == ["--quick: cut short (2 rounds), no figures to compare by"]
+    nothing = outcome_of(GRID, {}, Wanted(quick=True)).notes()
+    assert nothing[0] == "--quick: cut short, no figures to compare by"
+
+
+def test_stand_ins_are_named_with_what_is_chosen_of_them() -> None:
+    parts = {"dataset": {"name": "emnist", "split": "balanced"}}
+    other = column("e", name="EMNIST, s = 10", values=parts, stands_in_for="emnist")
+    digits = column("s10", name="CINIC-10", stands_in_for="cinic10")
+    notes = outcome_of(grid_of([digits, other, S70], [FEDAVG]), {}).notes()
+    assert notes[:2] == [
+        "CINIC-10: digits stands in for cinic10",
+        "EMNIST, s = 10: emnist (split = balanced) stands in for emnist",
+    ]
+    assert digits.data == "digits"
+
+
+def test_what_is_not_run_is_named_by_seed() -> None:
+    done = Run({"pre": (1.0, 2.0)})
+    runs = {"s10/fedavg": [done, None, None], "s10/fedrep": [done, done, None]}
+    notes = outcome_of(grid_of([S10], [FEDAVG, FEDREP]), runs).notes()
+    assert notes == ["not run, seeds 1, 2: fedavg", "not run, seed 2: fedrep"]
+
+
+def test_what_is_not_run_is_named_with_its_columns_unless_it_is_all_of_them() -> None:
+    done = Run({"pre": (1.0, 2.0)})
+    rows = [FEDAVG, FEDREP, row("local"), row("ditto")]
+    runs = {"s10/fedavg": [done], "s70/fedrep": [done], "s70/local": [done]}
+    (note,) = outcome_of(grid_of([S10, S70], rows), runs).notes()
+    assert note == "not run, seed 0: fedrep, local (s10); ditto; fedavg (s70)"
+
+
+def test_a_comparison_is_made_on_the_seeds_that_all_rows_have() -> None:
+    few, many = Run({"pre": (1.0, 2.0)}), Run({"pre": (5.0, 6.0)})
+    outcome = outcome_of(GRID, {"s10/fedavg": [few, many, many], "s10/fedrep": [few, many], "s70/fedavg": [few, many]})
+    fair = outcome.on_common_seeds(S10)
+    assert fair.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0])
+    assert outcome.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0, 6.0])
+    apart = outcome_of(GRID, {"s10/fedavg": [few], "s10/fedrep": [None, many]})
+    assert apart.on_common_seeds(S10) == apart
+
+
+def test_cells_that_diverged_are_named() -> None:
+    runs = everything(Run({"pre": (1.0, 2.0)})) | {"s70/fedrep": [Run({}, diverged_in=7)]}
+    assert outcome_of(GRID, runs).notes() == ["s70/fedrep, seed 0: diverged in round 7"]
+
+
+def test_rows_that_were_dealt_other_samples_are_named() -> None:
+    same, other = Run({"pre": (1.0, 2.0)}), Run({"pre": (1.0, 2.0)}, sha256="cd" * 32)
+    between_columns = everything(same) | {f"s70/{r.key}": [other] for r in GRID.rows}
+    assert outcome_of(GRID, between_columns).notes() == []
+    within_one = everything(same) | {"s70/fedrep": [other]}
+    assert outcome_of(GRID, within_one).notes() == ["s70, seed 0: the rows were dealt different samples"]

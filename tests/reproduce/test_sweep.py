@@ -1,0 +1,207 @@
+"""A sweep runs what is missing, once, whatever happens to single cells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedmate.errors import UserError
+from fedmate.experiment.build import Built
+from fedmate.experiment.given import Given
+from fedmate.experiment.record import Record
+from fedmate.experiment.run import Observer
+from fedmate.progress import Silence
+from fedmate.reproduce.grid import Grid, Wanted
+from fedmate.reproduce.reading import load_grid
+from fedmate.reproduce.store import Store
+from fedmate.reproduce.sweep import Watcher, Work, sweep, sweep_in_processes
+
+GRID = """
+[base]
+rounds = 2
+eval_every = 1
+partition = { clients = 3, examples = 20 }
+training = { epochs = 1 }
+[columns.skewed]
+partition.share = 10
+[columns.even]
+partition.share = 70
+[rows.fedavg]
+method.name = "fedavg"
+[rows.global]
+view = "global"
+method.name = "fedavg"
+[rows.local]
+method.name = "local"
+"""
+
+
+class Listener(Watcher):
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer = observer or Silence()
+        self.began_cells: list[str] = []
+        self.ended_cells: list[str] = []
+        self.failures: dict[str, str] = {}
+        self.sentences: list[str] = []
+
+    def began(self, cell: str) -> Observer:
+        self.began_cells.append(cell)
+        return self.observer
+
+    def ended(self, cell: str, seconds: float) -> None:
+        self.ended_cells.append(cell)
+
+    def failed(self, cell: str, sentence: str) -> None:
+        self.failures[cell] = sentence
+
+    def said(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+class StopAfterOneRound(Observer):
+    """What a user who presses Ctrl-C does."""
+
+    def started(self, built: Built, done: int) -> None:
+        pass
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        raise KeyboardInterrupt
+
+    def said(self, sentence: str) -> None:
+        pass
+
+
+def grid_of(folder: Path, text: str = GRID) -> Grid:
+    path = folder / "small.toml"
+    path.write_text(text)
+    return load_grid(str(path))
+
+
+def work_of(grid: Grid, folder: Path, measures: tuple[str, ...] = ()) -> Work:
+    return Work(grid.cells(Wanted()), measures, Store(folder / "store"), Given())
+
+
+def test_each_run_is_run_once_and_never_again(tmp_path: Path) -> None:
+    work, first, second = work_of(grid_of(tmp_path), tmp_path), Listener(), Listener()
+    assert len(work.cells) == 6
+    assert [cell.key for cell in work.left()] == ["skewed/fedavg", "skewed/local", "even/fedavg", "even/local"]
+    sweep(work, first)
+    assert first.ended_cells == ["skewed/fedavg", "skewed/local", "even/fedavg", "even/local"]
+    assert not work.left()
+    sweep(work, second)
+    assert not second.began_cells
+    kept = work.store.find(work.cells[0].name)
+    assert kept is not None
+    assert kept.accuracy("pre", "own") == pytest.approx(
+        Record(work.store.run_folder(work.cells[0].name)).accuracy("pre", "own"), abs=1e-3
+    )
+
+
+def test_an_interrupted_cell_goes_on_where_it_stood(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    whole, torn = work_of(grid, tmp_path / "a"), work_of(grid, tmp_path / "b")
+    sweep(whole, Listener())
+    with pytest.raises(KeyboardInterrupt):
+        sweep(torn, Listener(StopAfterOneRound()))
+    name = torn.cells[0].name
+    assert not torn.store.has(name)
+    assert len(torn.left()) == 4
+    stood = (torn.store.run_folder(name) / "metrics.jsonl").read_text().splitlines()
+    assert len(stood) == 1
+    sweep(torn, Listener())
+    assert (torn.store.run_folder(name) / "metrics.jsonl").read_text().splitlines()[0] == stood[0]
+    for cell in whole.cells:
+        a, b = whole.store.find(cell.name), torn.store.find(cell.name)
+        assert a is not None
+        assert b is not None
+        assert a.summary["accuracy"] == b.summary["accuracy"]
+
+
+def test_a_cell_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    text = f"{GRID}\n[rows.impossible]\nmethod.name = 'local'\npartition.examples = 100000\n"
+    text += "[rows.last]\nmethod.name = 'fedper'\n"
+    work, listener = work_of(grid_of(tmp_path, text), tmp_path), Listener()
+    sweep(work, listener)
+    assert set(listener.failures) == {"skewed/impossible", "even/impossible"}
+    assert "examples" in listener.failures["skewed/impossible"]
+    assert "skewed/last" in listener.ended_cells
+    assert {cell.row.key for cell in work.left()} == {"impossible"}
+
+
+def test_a_fault_of_the_program_is_one_cells_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr("fedmate.reproduce.sweep.run_jobs", break_down)
+    listener = Listener()
+    sweep(work_of(grid_of(tmp_path), tmp_path), listener)
+    assert len(listener.failures) == 4
+    assert "illegal memory access" in listener.failures["even/local"]
+
+
+def test_cells_that_others_have_claimed_are_left_to_them(tmp_path: Path) -> None:
+    work, listener = work_of(grid_of(tmp_path), tmp_path), Listener()
+    with work.store.claim(work.cells[0].name):
+        sweep(work, listener)
+    assert "skewed/fedavg" not in listener.began_cells
+    assert [cell.key for cell in work.left()] == ["skewed/fedavg"]
+
+
+def test_a_cell_that_diverges_is_finished_and_says_so(tmp_path: Path) -> None:
+    text = GRID.replace("epochs = 1", "epochs = 1, learning_rate = 1e30")
+    work = work_of(grid_of(tmp_path, text), tmp_path)
+    sweep(work, Listener())
+    assert not work.left()
+    kept = work.store.find(work.cells[0].name)
+    assert kept is not None
+    assert kept.diverged_in == 1
+    assert kept.accuracy("pre", "own") is None
+
+
+def test_several_processes_divide_the_cells(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    alone, shared, listener = work_of(grid, tmp_path / "a"), work_of(grid, tmp_path / "b"), Listener()
+    sweep(alone, Listener())
+    sweep_in_processes(shared, listener, 2)
+    assert sorted(listener.ended_cells) == sorted(["skewed/fedavg", "skewed/local", "even/fedavg", "even/local"])
+    assert not shared.left()
+    for cell in alone.cells:
+        a, b = alone.store.find(cell.name), shared.store.find(cell.name)
+        assert a is not None
+        assert b is not None
+        assert a.summary["accuracy"] == b.summary["accuracy"]
+
+
+def test_where_nothing_is_trained_samples_are_dealt(tmp_path: Path) -> None:
+    work = work_of(grid_of(tmp_path, "trains = false\n" + GRID), tmp_path)
+    sweep(work, Listener())
+    kept = work.store.find(work.cells[0].name)
+    assert kept is not None
+    assert [sum(row) for row in kept.content["holdings"]] == [20, 20, 20]
+    assert len(kept.content["class_names"]) == 10
+    assert not (tmp_path / "store" / "runs").exists()
+    assert kept.content["command"].startswith("fedmate partition ")
+
+
+def test_cells_of_other_folders_are_merged_by_name(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    theirs, ours = work_of(grid, tmp_path / "a"), work_of(grid, tmp_path / "b")
+    sweep(theirs, Listener())
+    merged = ours.store.merge(theirs.store.folder)
+    assert len(merged.new) == 4
+    assert not ours.left()
+    assert len(ours.store.merge(theirs.store.cells).same) == 4
+    path = theirs.store.cells / f"{theirs.cells[0].name}.json"
+    content = json.loads(path.read_text())
+    content["summary"]["accuracy"]["pre"]["own"]["mean"] = 1.5
+    path.write_text(json.dumps(content))
+    before = (ours.store.cells / path.name).read_bytes()
+    assert ours.store.merge(theirs.store.folder).unlike == [theirs.cells[0].name]
+    assert (ours.store.cells / path.name).read_bytes() == before
+    with pytest.raises(UserError, match="no cells"):
+        ours.store.merge(tmp_path / "nowhere")
+    path.write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        ours.store.merge(theirs.store.folder)

@@ -1,0 +1,187 @@
+"""`fedmate reproduce` as a user meets it: what it says, what it leaves behind, and what it does not do twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmate.cli.app import app
+from fedmate.errors import UserError
+from fedmate.experiment.checkpoint import Checkpoint
+
+GRID = """
+title = "Small: two methods"
+source = "nowhere, Table 7"
+shows = ["accuracy", "ranking", "curves"]
+[base]
+rounds = 4
+eval_every = 2
+partition = { clients = 3, examples = 20 }
+training = { epochs = 1 }
+[quick]
+rounds = 2
+[columns.skewed]
+partition.share = 10
+[columns.pictures]
+dataset.name = "cinic10"
+partition.share = 70
+stand_ins = [{ name = "cifar10" }]
+[rows.fedavg]
+name = "FedAvg"
+view = "post"
+method.name = "fedavg"
+paper = { skewed = 50.0, pictures = 40.0 }
+[rows.local]
+method.name = "local"
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FEDMATE_DATA", str(tmp_path / "data"))
+    path = tmp_path / "small.toml"
+    path.write_text(GRID)
+    return path
+
+
+def call(*words: str, status: int = 0) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_without_a_name_the_experiments_are_listed() -> None:
+    text = call()
+    assert len(text.splitlines()) >= 14
+    assert "generalization" in text
+
+
+def test_a_sweep_leaves_tables_and_pictures_and_is_not_run_twice(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = call(str(grid), "--out", str(out))
+    assert "`pictures` is left out" in text
+    assert "cinic10" in text
+    assert "2 cells, 0 of them finished" in text
+    assert "2/2 skewed/local" in text
+    made = sorted(path.name for path in (out / "small").iterdir())
+    assert [f"accuracy{suffix}" for suffix in (".csv", ".md", ".tex")] == [n for n in made if n.startswith("accuracy")]
+    assert [n for n in made if n.startswith("curves")] == ["curves.pdf", "curves.png", "curves.svg"]
+    table = (out / "small" / "accuracy.md").read_text()
+    assert "50.00" in table
+    assert "40.00" not in table
+    cells = {path.name: path.read_bytes() for path in (out / "cells").iterdir()}
+    assert len(cells) == 2
+    again = call(str(grid), "--out", str(out))
+    assert "2 cells, 2 of them finished" in again
+    assert "1/2" not in again
+    assert {path.name: path.read_bytes() for path in (out / "cells").iterdir()} == cells
+
+
+def test_quick_says_so_in_every_output(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = call(str(grid), "--out", str(out), "--quick")
+    assert "--quick" in text
+    assert "`digits` stands in for `cinic10`" in text
+    assert not (out / "small").exists()
+    for path in (out / "small-quick").iterdir():
+        if path.suffix in (".md", ".tex", ".svg"):
+            assert "quick" in path.read_text(), path.name
+    assert "difference" not in (out / "small-quick" / "accuracy.md").read_text()
+    rows = (out / "small-quick" / "figures.csv").read_text().splitlines()
+    column = rows[0].split(",").index("quick")
+    assert {row.split(",")[column] for row in rows[1:] if row.count(",") > 5} == {"yes"}
+
+
+def test_cells_and_seeds_are_chosen(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = call(str(grid), "--out", str(out), "--cells", "*/local", "--seeds", "2", "--quick")
+    assert "4 cells" in text
+    found = [json.loads(path.read_text())["config"] for path in (out / "cells").iterdir()]
+    assert {config["seed"] for config in found} == {0, 1}
+    assert {config["method"]["name"] for config in found} == {"local"}
+    assert "±" in (out / "small-quick" / "accuracy.md").read_text()
+
+
+def test_show_runs_nothing(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="no finished cell"):
+        call(str(grid), "--out", str(out), "--show", "--quick")
+    assert not out.exists()
+    call(str(grid), "--out", str(out), "--quick", "--cells", "skewed/*")
+    text = call(str(grid), "--out", str(out), "--show", "--quick")
+    assert "FedAvg" in text
+    assert len(list((out / "cells").iterdir())) == 2
+
+
+def test_cells_of_another_machine_are_taken_over(grid: Path, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    call(str(grid), "--out", str(theirs), "--cells", "skewed/fedavg")
+    text = call(str(grid), "--out", str(ours), "--merge", str(theirs), "--cells", "skewed/*")
+    assert "1 cells are new here" in text
+    assert "2 cells, 1 of them finished" in text
+    assert "1/1 skewed/local" in text
+
+
+def test_one_cell_that_fails_ends_in_status_1_with_the_rest_shown(grid: Path, tmp_path: Path) -> None:
+    grid.write_text(GRID + "\n[rows.impossible]\nmethod.name = 'local'\npartition.examples = 100000\n")
+    text = call(str(grid), "--out", str(tmp_path / "out"), "--cells", "skewed/*", status=1)
+    assert "skewed/impossible: failed:" in text
+    assert (tmp_path / "out" / "small" / "accuracy.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["generalisation"], "did you mean `generalization`"),
+        (["small.toml", "--settings", "best"], "`--settings` is `best`"),
+        (["small.toml", "--cells", "skew/fedavg"], "`--cells` got `skew/fedavg`"),
+        (["small.toml", "--merge", "nowhere"], "`--merge` got `nowhere`"),
+        (["other.toml"], "`other.toml` does not exist"),
+        (["small.toml", "--cells", "pictures/*"], "no cell to run here"),
+        (["small.toml", "--settings", "tuned", "--cells", "pictures/*", "--quick"], None),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(
+    grid: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str | None
+) -> None:
+    monkeypatch.chdir(grid.parent)
+    if sentence is None:
+        call(*words)
+        return
+    with pytest.raises(UserError, match=sentence.replace("`", ".")):
+        call(*words)
+
+
+def test_what_cannot_be_shown_is_refused_before_anything_runs(grid: Path, tmp_path: Path) -> None:
+    grid.write_text(GRID.replace('"curves"', '"curvs"'))
+    with pytest.raises(UserError, match="did you mean `curves`"):
+        call(str(grid), "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_that_is_stopped_continues_with_the_same_command(grid: Path, tmp_path: Path) -> None:
+    grid.write_text(GRID.replace("rounds = 4", "rounds = 4000"))
+    words = ["reproduce", str(grid), "--out", str(tmp_path / "out"), "--jobs", "2"]
+    command = [sys.executable, "-c", "from fedmate.cli import main; main()", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    runs = tmp_path / "out" / "runs"
+    while process.poll() is None and len(list(runs.glob("*/rounds.csv"))) < 2:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "0 of 2 cells are finished; the same command continues" in errors
+    standings = [Checkpoint(folder).standing.round for folder in runs.iterdir()]
+    assert len(standings) == 2
+    assert all(standing > 0 for standing in standings)

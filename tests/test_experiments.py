@@ -1,0 +1,370 @@
+"""The paper's tables and figures as files: the published figures, the protocol, and runs that several of them share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedmate.core.options import options_of
+from fedmate.experiment.deal import deal
+from fedmate.experiment.given import NOTHING
+from fedmate.methods import METHODS
+from fedmate.partitions import PARTITIONS, Deck
+from fedmate.reproduce.grid import Cell, Grid, Wanted
+from fedmate.reproduce.measures import MEASURES
+from fedmate.reproduce.presentation import SHOWS
+from fedmate.reproduce.reading import load_grid, names
+
+NAMES = [
+    *("ablation", "adaptability", "classwise", "components", "convergence", "cost", "distributions", "generalization"),
+    *("lambda_c", "lambda_e", "prototypes", "redundancy", "time_to_accuracy", "transmission"),
+]
+TRAINED = [name for name in NAMES if name != "distributions"]
+TABLE_1 = [
+    *("cifar10_s10", "cifar10_s30", "cifar10_s50", "cifar10_s70"),
+    *("cinic10_s10", "cinic10_s70", "emnist_s10", "emnist_s70"),
+]
+VIEWS = {
+    **dict.fromkeys(["local", "ft_fedavg", "fedproto", "lg_fedavg", "fedper", "fedrep", "fedfa", "ditto"], "post"),
+    **dict.fromkeys(["fedbabu", "fedpac", "fedmate", "fedrod"], "pre"),
+    **dict.fromkeys(["fedavg", "moon", "fedprox", "scaffold"], "global"),
+}
+"""By row: the view that the published figures evidently show, or in which the method is used."""
+
+Variant = tuple[str, dict[str, Any]]
+
+FEDMATE: Variant = ("fedmate", {})
+BACKBONE: Variant = ("fedrep", {})
+OFF: dict[str, Any] = {"centre_weight": 0.0, "mps": False, "cci": False, "ccf": False, "cft": "all"}
+"""FedMate without any of its components."""
+
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "ablation": {
+        "backbone": BACKBONE,
+        "mps_cft": ("fedmate", {"cci": False, "ccf": False}),
+        "cci_ccf": ("fedmate", {"mps": False, "centre_weight": 0.0, "cft": "all"}),
+        "fedmate": FEDMATE,
+    },
+    "components": {
+        "backbone": BACKBONE,
+        "cft": ("fedmate", OFF | {"cft": "cft"}),
+        "mps": ("fedmate", OFF | {"mps": True, "centre_weight": 0.8}),
+        "cci": ("fedmate", OFF | {"cci": True, "classifier_start": "global"}),
+        "ccf": ("fedmate", OFF | {"ccf": True}),
+        "fedmate": FEDMATE,
+    },
+    "transmission": {schedule: ("fedmate", {"cft": schedule}) for schedule in ("all", "cft", "half", "null")},
+    "lambda_e": {
+        str(weight): ("fedmate", {"centre_weight": weight}) for weight in (0.0, 0.2, 0.5, 0.8, 1.0, 2.0, 5.0, 7.0)
+    },
+    "lambda_c": {
+        str(weight): ("fedmate", {"fusion_weight": weight}) for weight in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 3.0)
+    },
+}
+"""By experiment and row: a method, and the options in which it differs from its defaults."""
+
+
+@cache
+def grid_of(name: str) -> Grid:
+    return load_grid(name)
+
+
+@cache
+def cells_of(name: str, quick: bool = False) -> dict[str, Cell]:
+    return {cell.key: cell for cell in grid_of(name).cells(Wanted(quick=quick))}
+
+
+def paper(name: str) -> dict[tuple[str, str], float]:
+    """Return the published figures of an experiment, by column and row."""
+    return {(column, row.key): figure for row in grid_of(name).rows for column, figure in row.paper.items()}
+
+
+def unusual(method: str, options: dict[str, Any]) -> Variant:
+    """Return a method with those of its options that differ from its defaults."""
+    known = options_of(METHODS[method])
+    return method, {key: value for key, value in options.items() if known[key].default != value}
+
+
+def variant(cell: Cell) -> Variant:
+    return unusual(cell.experiment.method.name, cell.experiment.method.options)
+
+
+def counts(cell: Cell, labels: NDArray[np.int64], groups: tuple[tuple[int, ...], ...] = ()) -> NDArray[np.int64]:
+    """Return how many samples of each class the clients of a cell get, `[clients, classes]`."""
+    partition = PARTITIONS[cell.experiment.partition.name](**cell.experiment.partition.options)
+    classes = int(labels.max()) + 1
+    hands = partition.split(Deck(labels, classes, np.random.default_rng(0), groups))
+    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in hands])
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_resolves_in_full_and_cut_short(name: str) -> None:
+    full, quick = cells_of(name), cells_of(name, quick=True)
+    assert full.keys() == quick.keys()
+    assert len(full) == len(grid_of(name).rows) * len(grid_of(name).columns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_shown_and_measured_exists(name: str) -> None:
+    assert set(grid_of(name).shows) <= set(SHOWS)
+    assert set(grid_of(name).measures) <= set(MEASURES)
+    assert grid_of(name).title
+    assert "ECAI 2025" in grid_of(name).source
+
+
+def test_what_is_only_dealt_is_never_taken_for_a_finished_run() -> None:
+    assert [name for name in NAMES if not grid_of(name).trains] == ["distributions"]
+    # The rounds are a part of a cell's name.
+    for quick in (False, True):
+        assert {cell.experiment.general.rounds for cell in cells_of("distributions", quick).values()} == {1}
+        rounds = {cell.experiment.general.rounds for name in TRAINED for cell in cells_of(name, quick).values()}
+        assert 1 not in rounds
+
+
+# ---- the published figures ----
+
+
+def test_as_many_figures_as_the_paper_has() -> None:
+    # With their sum, so that none changes unseen: all of them were compared with the paper's source.
+    published = {name: (len(paper(name)), round(sum(paper(name).values()), 2)) for name in NAMES if paper(name)}
+    assert published == {
+        "generalization": (9 * 8, 3290.33),
+        # FedMate stands beside the lower part of the table once more.
+        "ablation": ((3 + 1) * 8, 1699.51),
+        "adaptability": (11 * 3, 2524.92),
+        "components": (6 * 3, 1003.28),
+        "lambda_e": (8, 378.22),
+        "lambda_c": (8, 379.77),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "figure"),
+    [
+        ("generalization", "local", "cifar10_s10", 28.61),
+        ("generalization", "ft_fedavg", "emnist_s10", 59.03),
+        ("generalization", "fedproto", "cifar10_s70", 46.27),
+        ("generalization", "lg_fedavg", "cinic10_s70", 29.14),
+        ("generalization", "fedper", "cifar10_s50", 47.49),
+        ("generalization", "fedrep", "cinic10_s10", 26.64),
+        ("generalization", "fedbabu", "emnist_s70", 46.23),
+        ("generalization", "fedpac", "cinic10_s10", 35.67),
+        ("ablation", "backbone", "cifar10_s30", 48.17),
+        ("ablation", "mps_cft", "cinic10_s70", 45.07),
+        ("ablation", "cci_ccf", "emnist_s10", 54.17),
+        ("adaptability", "local", "cifar100_pathological", 35.27),
+        ("adaptability", "moon", "cinic10_pathological", 57.37),
+        ("adaptability", "fedfa", "cifar10_pathological", 84.19),
+        ("adaptability", "fedmate", "cifar100_pathological", 77.04),
+        ("components", "backbone", "cinic10_s70", 34.73),
+        ("components", "cft", "cifar10_s70", 59.67),
+        ("components", "mps", "emnist_s70", 63.57),
+        ("components", "cci", "cinic10_s70", 37.55),
+        ("components", "ccf", "cifar10_s70", 63.89),
+        ("components", "fedmate", "emnist_s70", 71.98),
+        ("lambda_e", "7.0", "cinic10_s70", 40.29),
+        ("lambda_c", "0.6", "cinic10_s70", 49.97),
+    ],
+)
+def test_figures_are_those_of_the_paper(name: str, row: str, column: str, figure: float) -> None:
+    assert paper(name)[column, row] == figure
+
+
+@pytest.mark.parametrize("name", ["generalization", "ablation"])
+def test_fedmates_row_is_that_of_table_1(name: str) -> None:
+    found = paper(name)
+    assert [found[column, "fedmate"] for column in TABLE_1] == [
+        *(55.05, 68.13, 70.21, 72.19),
+        *(34.98, 50.24, 60.29, 72.15),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_have_the_view_that_was_published(name: str) -> None:
+    for row in grid_of(name).rows:
+        expected = "post" if row.key in ("backbone", "holdings") else VIEWS.get(row.key, "pre")
+        assert row.view == expected, row.key
+
+
+def test_the_test_is_the_papers() -> None:
+    own = {(name, column.key) for name in NAMES for column in grid_of(name).columns if column.test == "own"}
+    assert own == {
+        *(("adaptability", f"{name}_pathological") for name in ("cifar10", "cinic10", "cifar100")),
+        *((name, "cinic10_pathological") for name in ("time_to_accuracy", "transmission")),
+    }
+
+
+# ---- the protocol ----
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_run_follows_the_shared_protocol(name: str) -> None:
+    for cell in cells_of(name).values():
+        general, training = cell.experiment.general, cell.experiment.training
+        assert (general.rounds, general.participation, general.holdout_clients) == (200, 1.0, 0.0)
+        assert (general.evaluate_on, general.seed, cell.experiment.partition.options["clients"]) == ("test", 0, 20)
+        assert (training.batch_size, training.epochs) == (50, 5)
+        assert (training.momentum, training.weight_decay) == (0.5, 5e-4)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_network_rate_and_samples_are_those_of_the_data_set(name: str) -> None:
+    expected = {
+        "cifar10": ("cifar_cnn", 0.02, 600),
+        "cinic10": ("cifar_cnn", 0.02, 600),
+        "cifar100": ("cifar100_cnn", 0.01, 600),
+        "animal10": ("animals_cnn", 0.01, 600),
+        "emnist": ("emnist_cnn", 0.01, 1000),
+    }
+    for cell in cells_of(name).values():
+        model, rate, examples = expected[cell.experiment.dataset.name]
+        assert (cell.experiment.model.name, cell.experiment.training.learning_rate) == (model, rate)
+        partition = cell.experiment.partition
+        assert partition.options["examples"] == (examples if partition.name == "share" else None)
+        assert cell.experiment.dataset.options.get("split", "byclass") == "byclass"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_is_dealt_as_its_key_says(name: str) -> None:
+    for cell in cells_of(name).values():
+        dataset, _, kind = cell.column.key.partition("_")
+        partition = cell.experiment.partition
+        assert cell.experiment.dataset.name == dataset
+        if kind == "pathological":
+            assert partition.name == "pathological"
+            assert partition.options["classes_per_client"] == (10 if dataset == "cifar100" else 3)
+        else:
+            share, redundant = (float(kind[1:]), 0.0) if kind[0] == "s" else (50.0, float(kind[1:]) / 100)
+            assert (partition.name, partition.options["share"]) == ("share", share)
+            assert partition.options["redundant_clients"] == redundant
+            assert partition.options["groups"] == "fixed"
+
+
+@pytest.mark.parametrize(("share", "dominant", "other"), [(10, 186, 6), (30, 158, 18), (50, 130, 30), (70, 102, 42)])
+def test_clients_of_table_1_hold_what_the_protocol_says(share: int, dominant: int, other: int) -> None:
+    cell = cells_of("generalization")[f"cifar10_s{share}/fedmate"]
+    held = counts(cell, np.repeat(np.arange(10), 5000))
+    assert held.shape == (20, 10)
+    assert {tuple(sorted(row)) for row in held.tolist()} == {(other,) * 7 + (dominant,) * 3}
+    assert held.sum(axis=0)[[0, 1]].tolist() == [8 * dominant + 12 * other, 4 * dominant + 16 * other]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "classes", "samples", "held", "per_class"),
+    [("cifar10", 10, 50_000, 3, 833), ("cinic10", 10, 90_000, 3, 1500), ("cifar100", 100, 50_000, 10, 250)],
+)
+def test_clients_of_table_2_hold_what_the_protocol_says(
+    dataset: str, classes: int, samples: int, held: int, per_class: int
+) -> None:
+    cell = cells_of("adaptability")[f"{dataset}_pathological/fedmate"]
+    dealt = counts(cell, np.repeat(np.arange(classes), samples // classes))
+    assert {tuple(sorted(row)) for row in dealt.tolist()} == {(0,) * (classes - held) + (per_class,) * held}
+
+
+def test_redundancy_concerns_as_many_clients_as_the_paper_says() -> None:
+    shares = [column.values["partition"]["redundant_clients"] for column in grid_of("redundancy").columns]
+    assert [20 * share for share in shares] == [2, 5, 7, 10]
+
+
+# ---- methods and variants ----
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_are_the_options_they_stand_for(name: str) -> None:
+    expected = {row: unusual(*described) for row, described in VARIANTS[name].items()}
+    for column in grid_of(name).columns:
+        of_column = [cell for cell in cells_of(name).values() if cell.column.key == column.key]
+        assert {cell.row.key: variant(cell) for cell in of_column} == expected
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in VARIANTS])
+def test_methods_run_with_their_defaults(name: str) -> None:
+    for cell in cells_of(name).values():
+        assert variant(cell) == (cell.row.key.removeprefix("ft_"), {})
+
+
+def test_every_method_is_in_the_main_table_and_in_that_of_costs() -> None:
+    for name in ("generalization", "cost"):
+        assert {cell.experiment.method.name for cell in cells_of(name).values()} == set(METHODS.names())
+
+
+def test_prototypes_are_shown_of_the_papers_four() -> None:
+    assert [row.key for row in grid_of("prototypes").rows] == ["fedfa", "fedpac", "fedproto", "fedmate"]
+
+
+# ---- runs that are shared, data sets that stand in, rounds that are looked at ----
+
+
+def test_the_same_run_has_the_same_name_in_every_file() -> None:
+    main = cells_of("generalization")
+    for column in TABLE_1:
+        assert cells_of("ablation")[f"{column}/fedmate"].name == main[f"{column}/fedmate"].name
+        assert cells_of("ablation")[f"{column}/backbone"].name == main[f"{column}/fedrep"].name
+        assert main[f"{column}/fedavg"].name == main[f"{column}/ft_fedavg"].name
+    for column in ("cifar10_s70", "cinic10_s70", "emnist_s70"):
+        assert cells_of("components")[f"{column}/fedmate"].name == main[f"{column}/fedmate"].name
+        assert cells_of("components")[f"{column}/backbone"].name == main[f"{column}/fedrep"].name
+    assert cells_of("lambda_e")["cinic10_s70/0.8"].name == main["cinic10_s70/fedmate"].name
+    assert cells_of("lambda_c")["cinic10_s70/0.6"].name == main["cinic10_s70/fedmate"].name
+    for row in grid_of("cost").rows:
+        assert cells_of("cost")[f"cifar10_s70/{row.key}"].name == main[f"cifar10_s70/{row.key}"].name
+
+
+def test_what_stands_in_is_the_same_run_too() -> None:
+    main = cells_of("generalization")["cifar10_s70/fedmate"].name
+    for name, row in (("lambda_e", "0.8"), ("lambda_c", "0.6")):
+        assert stood_in(name, "cinic10_s70", row).name == main
+    assert stood_in("components", "emnist_s70", "cci").experiment.partition.options["examples"] == 320
+
+
+def stood_in(name: str, column: str, row: str) -> Cell:
+    """Return a cell with the first data set that may stand in."""
+    grid = grid_of(name)
+    (chosen,) = (one for one in grid.columns if one.key == column)
+    _, first = chosen.candidates(quick=False)
+    (cell,) = replace(grid, columns=(first,)).cells(Wanted(patterns=[f"*/{row}"]))
+    return cell
+
+
+def test_a_data_set_stands_in_only_where_it_is_not_in_the_table_itself() -> None:
+    emnist, cifar10 = {"name": "emnist", "split": "balanced"}, {"name": "cifar10"}
+    for name in NAMES:
+        datasets = [column.dataset["name"] for column in grid_of(name).columns]
+        for column in grid_of(name).columns:
+            missing = column.dataset["name"] in ("cinic10", "animal10") and "cifar10" not in datasets
+            expected = [emnist] if column.dataset["name"] == "emnist" else [cifar10] if missing else []
+            assert list(column.stand_ins) == expected, (name, column.key)
+
+
+def test_digits_can_stand_in_for_everything() -> None:
+    dealt = set()
+    for name in NAMES:
+        for column in grid_of(name).columns:
+            *_, last = column.candidates(quick=True)
+            (cell, *_) = replace(grid_of(name), columns=(last,)).cells(Wanted(quick=True))
+            if (partition := str(cell.experiment.partition)) not in dealt:
+                dealt.add(partition)
+                assert deal(cell.experiment, NOTHING).class_counts().sum(axis=1).tolist() == [40] * 20
+    assert len(dealt) > 10
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if "curves" in grid_of(name).shows])
+def test_curves_have_points_enough(name: str) -> None:
+    for quick, least in ((False, 20), (True, 5)):
+        for cell in cells_of(name, quick).values():
+            assert cell.experiment.general.rounds >= least * cell.experiment.general.eval_every
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_cut_short_is_short(name: str) -> None:
+    for cell in cells_of(name, quick=True).values():
+        assert 10 <= cell.experiment.general.rounds <= 24
