@@ -30,7 +30,7 @@ kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume 
 soak: .venv/dev  ## the same at 200 random instants
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
 
-results: .venv/core  ## write docs/results.md from the records in results/
+results: .venv/dev  ## write docs/results.md from the cells in results/
 	$(BIN)/python results/page.py
 
 .venv/core: pyproject.toml constraints.txt
