@@ -205,3 +205,31 @@ def test_cells_of_other_folders_are_merged_by_name(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         ours.store.merge(theirs.store.folder)
+
+
+def test_what_is_measured_later_is_added_to_a_cell_that_is_finished(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, GRID.replace('"fedavg"', '"fedproto"'))
+    before, after = work_of(grid, tmp_path), work_of(grid, tmp_path, ("flops",))
+    before = before._replace(cells=before.cells[:1])
+    after = after._replace(cells=after.cells[:1])
+    sweep(before, Listener())
+    name = before.cells[0].name
+    old = before.store.find(name)
+    assert old is not None
+    assert not before.left()
+    assert after.left()
+    sweep(after, Listener())
+    new = after.store.find(name)
+    assert new is not None
+    assert not after.left()
+    assert new.content["flops_per_round"] > 0
+    assert {key: value for key, value in new.content.items() if key not in ("flops_per_round", "measures")} == {
+        key: value for key, value in old.content.items() if key != "measures"
+    }
+    arrays = after._replace(measures=("prototypes",))
+    sweep(arrays, Listener())
+    assert not arrays.left()
+    assert not after.left()
+    held = arrays.store.arrays(name)
+    assert held is not None
+    assert held["prototypes"].shape[:2] == (3, 10)

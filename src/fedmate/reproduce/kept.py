@@ -72,6 +72,11 @@ class Kept:
         return round_number
 
     @property
+    def measures(self) -> list[str]:
+        """What was taken from the run besides its figures."""
+        return list(self.content.get("measures", []))
+
+    @property
     def views(self) -> list[str]:
         """The views that the method has, the three of every method first."""
         return [view for view, figures in self.summary["accuracy"].items() if figures is not None]

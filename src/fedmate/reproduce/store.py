@@ -46,10 +46,6 @@ class Store:
         """Tell whether a cell is finished."""
         return (self.cells / f"{name}.json").is_file()
 
-    def has_arrays(self, name: str) -> bool:
-        """Tell whether a cell's arrays are there."""
-        return (self.cells / f"{name}.safetensors").is_file()
-
     def find(self, name: str) -> Kept | None:
         """Return a finished cell, if there is one."""
         return Kept.read(self.cells / f"{name}.json") if self.has(name) else None
@@ -59,11 +55,16 @@ class Store:
         return _read_arrays(self.cells / f"{name}.safetensors")
 
     def keep(self, name: str, content: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> None:
-        """Put a finished cell in; one that is there stays as it is."""
+        """Put a finished cell in; one that is there stays as it is, and gets what was measured since."""
         storage.make_folder(self.cells)
-        if arrays is not None:
-            self._put(f"{name}.safetensors", save(dict(arrays)))
-        self._put(f"{name}.json", _to_json(content))
+        held, old = self.arrays(name) or {}, self.find(name)
+        if arrays and not arrays.keys() <= held.keys():
+            storage.replace(self.cells / f"{name}.safetensors", save({**arrays, **held}))
+        if old is None:
+            storage.write_new(self.cells / f"{name}.json", _to_json(content))
+        elif not set(content.get("measures", [])) <= set(old.measures):
+            measures = sorted({*old.measures, *content["measures"]})
+            storage.replace(self.cells / f"{name}.json", _to_json({**content, **old.content, "measures": measures}))
 
     def run_folder(self, name: str) -> Path:
         """Return where a cell is run."""
@@ -92,11 +93,6 @@ class Store:
             self.keep(path.stem, theirs.content, _read_arrays(path.with_suffix(".safetensors")))
             merged.new.append(path.stem)
         return merged
-
-    def _put(self, name: str, data: bytes) -> None:
-        path = self.cells / name
-        if not path.exists():
-            storage.write_new(path, data)
 
 
 def _read_arrays(path: Path) -> dict[str, Tensor] | None:

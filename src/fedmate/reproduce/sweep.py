@@ -83,8 +83,8 @@ class Work(NamedTuple):
 
     def is_finished(self, name: str) -> bool:
         """Tell whether a cell is kept with all that is asked of it."""
-        arrays = any(MEASURES[measure].arrays for measure in self.measures)
-        return self.store.has(name) and (not arrays or self.store.has_arrays(name))
+        kept = self.store.find(name)
+        return kept is not None and set(self.measures) <= set(kept.measures)
 
 
 def sweep(work: Work, watcher: Watcher) -> None:
@@ -152,7 +152,7 @@ def _train(work: Work, cell: Cell, observer: Observer) -> None:
         # A run that diverges is finished, too, and says so itself.
         run_jobs(jobs, lambda: observer)
     record = Record(folder)
-    content = condense(record)
+    content = condense(record) | {"measures": sorted(work.measures)}
     for measure in work.measures:
         content |= MEASURES[measure].figures(record, work.given)
     work.store.keep(cell.name, content, arrays_of(record, work.measures))
