@@ -55,13 +55,15 @@ def outcomes() -> Iterator[Outcome]:
     """Yield what was found of every experiment, with the paper's settings and with tuned ones, in full and quick."""
     store = Store(FOLDER)
     for name in NAMES:
-        grid = load_grid(name)
+        grid, shown = load_grid(name), set[str]()
         for quick in (False, True):
             for settings in SETTINGS:
                 wanted = Wanted(SEEDS.get(name, 1), settings, quick)
                 found = Outcome.of(with_records(grid, wanted, store), wanted, store)
-                if found.found:
+                # Where nothing is trained, nothing is cut short.
+                if not found.found.keys() <= shown:
                     yield found
+                shown |= found.found.keys()
 
 
 def make_page(found: list[Outcome]) -> str:

@@ -12,7 +12,7 @@ from tests.reproduce.small import Accuracy, Run, column, grid_of, outcome_of, ro
 from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown
 from fedmate.reproduce.grid import Wanted
 from fedmate.reproduce.outcome import Outcome
-from fedmate.reproduce.sheets import FIGURES, accuracy, figures, ranking
+from fedmate.reproduce.sheets import FIGURES, accuracy, figures, ranking, spread
 
 PAPER = {"s10": 49.39, "s70": 64.33}
 FT = row("ft", name="FT-FedAvg", view="post", method={"name": "fedavg"}, paper=PAPER)
@@ -330,3 +330,16 @@ def test_the_same_outcome_gives_the_same_bytes() -> None:
         [to_markdown(sheet) for sheet in [*accuracy(o), *ranking(o), figures(o)]] for o in (small(), small())
     )
     assert first == second
+
+
+# -------------------- who holds what
+
+
+def test_the_spread_of_clients_is_summed_up() -> None:
+    uneven = Run({"pre": (1.0, 2.0)}, holdings=((6, 2, 0, 0), (1, 0, 9, 0)))
+    even = Run({"pre": (1.0, 2.0)}, holdings=((5, 5), (5, 5)))
+    (sheet,) = spread(outcome_of(grid_of([S10, S70], [FEDMATE]), {"s10/fedmate": [uneven], "s70/fedmate": [even]}))
+    assert [list(one)[1:] for one in sheet.rows] == [
+        ["2", "8 to 10", "2", "75.0 to 90.0", "1"],
+        ["2", "10", "2", "50.0", "0"],
+    ]

@@ -13,7 +13,7 @@ from fedmate.reproduce.grid import Grid
 from fedmate.reproduce.measures import MEASURES
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.pictures import classwise, curves, holdings, line, losses, prototypes
-from fedmate.reproduce.sheets import accuracy, ranking
+from fedmate.reproduce.sheets import accuracy, ranking, spread
 
 Shown: TypeAlias = Sequence[Sheet | Picture]
 
@@ -22,7 +22,7 @@ SHOWS: dict[str, Callable[[Outcome], Shown]] = {
     "classwise": classwise,
     "cost": cost,
     "curves": curves,
-    "holdings": holdings,
+    "holdings": lambda outcome: [*spread(outcome), *holdings(outcome)],
     "line": line,
     "losses": losses,
     "prototypes": prototypes,

@@ -55,6 +55,27 @@ def figures(outcome: Outcome) -> Sheet:
     return dressed(outcome, Sheet("figures", "all figures", FIGURES, rows))
 
 
+def spread(outcome: Outcome) -> list[Sheet]:
+    """Return how uneven the clients of each column are, with its first seed."""
+    rows = []
+    for column in outcome.columns:
+        kept = next((kept for row in outcome.rows for kept in outcome.kept(row, column)), None)
+        counts = [] if kept is None else [client for client in kept.content["holdings"] if sum(client)]
+        if counts:
+            samples, held = [sum(client) for client in counts], [sum(map(bool, client)) for client in counts]
+            largest = [100 * max(client) / sum(client) for client in counts]
+            nobody = sum(not any(client[k] for client in counts) for k in range(len(counts[0])))
+            cells = [_span(samples, "d"), _span(held, "d"), _span(largest, ".1f"), str(nobody)]
+            rows.append([label(column), str(len(counts)), *cells])
+    head = ["setting", "clients", "samples each", "classes each", "largest class in %", "classes nobody holds"]
+    return [dressed(outcome, Sheet("spread", "", head, rows, ["each: from the fewest to the most"]))]
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
 def dressed(outcome: Outcome, sheet: Sheet) -> Sheet:
     """Return a sheet with what everyone must know: what it belongs to, where that is from, and what to beware of."""
     grid, wanted = outcome.grid, outcome.wanted
