@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +17,9 @@ from typer.testing import CliRunner
 from fedmate.cli.app import app
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.reproduce.grid import Wanted
+from fedmate.reproduce.reading import load_grid
+from fedmate.reproduce.store import Store
 
 GRID = """
 title = "Small: two methods"
@@ -185,3 +189,26 @@ def test_a_sweep_that_is_stopped_continues_with_the_same_command(grid: Path, tmp
     standings = [Checkpoint(folder).standing.round for folder in runs.iterdir()]
     assert len(standings) == 2
     assert all(standing > 0 for standing in standings)
+
+
+def test_cells_that_another_process_runs_are_waited_for(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    cells = load_grid(str(grid)).cells(Wanted(patterns=("skewed/fedavg",)))
+    claims = [Store(out).claim(cells[0].name)]
+    # The other one is stopped while we wait, so that its cell is left to us.
+    monkeypatch.setattr("fedmate.cli.reproduce.time.sleep", lambda _: claims.pop().__exit__(None, None, None))
+    text = call(str(grid), "--out", str(out), "--cells", "skewed/*")
+    assert "waiting for 1 of the cells" in text
+    assert not claims
+    assert len(list((out / "cells").iterdir())) == 2
+
+
+def test_what_will_be_missing_is_said_first(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "matplotlib" else find(name))
+    text = call(str(grid), "--out", str(tmp_path / "out"), "--cells", "skewed/local", "--quick")
+    assert text.index("there will be no pictures") < text.index("1/1 skewed/local")
+    assert not list((tmp_path / "out" / "small-quick").glob("*.svg"))
+    assert (tmp_path / "out" / "small-quick" / "accuracy.tex").exists()

@@ -218,7 +218,7 @@ def test_too_few_validation_samples_say_how_many_there_are() -> None:
 def test_without_a_test_split_there_is_no_validation() -> None:
     sentence = refused("evaluate_on=validation", dataset="whole")
     assert sentence.startswith("`evaluate_on` is `validation`, but `whole` has no test split of its own")
-    assert sentence.endswith("use a data set that has one.")
+    assert sentence.endswith("use a data set that has one, such as `mnist`.")
 
 
 # -------------------- redundancy

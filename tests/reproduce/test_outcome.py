@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_seeds_that_diverged_do_not_count() -> None:
 
 
 def test_nothing_right_is_a_figure_too() -> None:
-    outcome = outcome_of(GRID, {"s10/fedrep": [Run({"pre": (0.0, 2.0)}), Run({"pre": (1.0, 2.0)})]})
+    outcome = outcome_of(GRID, {"s10/fedrep": [Run({"pre": (0.0, 2.0)}), Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})]})
     assert outcome.figure(FEDREP, S10, "pre", "balanced") == over_seeds([0.0, 1.0])
 
 
@@ -96,11 +97,11 @@ def everything(run: Run) -> dict[str, list[Run | None]]:
 
 
 def test_a_whole_outcome_needs_no_notes() -> None:
-    assert outcome_of(GRID, everything(Run({"pre": (1.0, 2.0)}))).notes() == []
+    assert outcome_of(GRID, everything(Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}))).notes() == []
 
 
 def test_quick_runs_say_so_and_how_long_they_were() -> None:
-    notes = outcome_of(GRID, everything(Run({"pre": (1.0, 2.0)})), Wanted(quick=True)).notes()
+    notes = outcome_of(GRID, everything(Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})), Wanted(quick=True)).notes()
     assert notes == ["--quick: cut short (2 rounds), no figures to compare by"]
     nothing = outcome_of(GRID, {}, Wanted(quick=True)).notes()
     assert nothing[0] == "--quick: cut short, no figures to compare by"
@@ -119,14 +120,14 @@ def test_stand_ins_are_named_with_what_is_chosen_of_them() -> None:
 
 
 def test_what_is_not_run_is_named_by_seed() -> None:
-    done = Run({"pre": (1.0, 2.0)})
+    done = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})
     runs = {"s10/fedavg": [done, None, None], "s10/fedrep": [done, done, None]}
     notes = outcome_of(grid_of([S10], [FEDAVG, FEDREP]), runs).notes()
     assert notes == ["not run, seeds 1, 2: fedavg", "not run, seed 2: fedrep"]
 
 
 def test_what_is_not_run_is_named_with_its_columns_unless_it_is_all_of_them() -> None:
-    done = Run({"pre": (1.0, 2.0)})
+    done = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})
     rows = [FEDAVG, FEDREP, row("local"), row("ditto")]
     runs = {"s10/fedavg": [done], "s70/fedrep": [done], "s70/local": [done]}
     (note,) = outcome_of(grid_of([S10, S70], rows), runs).notes()
@@ -134,7 +135,7 @@ def test_what_is_not_run_is_named_with_its_columns_unless_it_is_all_of_them() ->
 
 
 def test_a_comparison_is_made_on_the_seeds_that_all_rows_have() -> None:
-    few, many = Run({"pre": (1.0, 2.0)}), Run({"pre": (5.0, 6.0)})
+    few, many = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}), Run({"pre": (5.0, 6.0)})
     outcome = outcome_of(GRID, {"s10/fedavg": [few, many, many], "s10/fedrep": [few, many], "s70/fedavg": [few, many]})
     fair = outcome.on_common_seeds(S10)
     assert fair.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0])
@@ -144,13 +145,30 @@ def test_a_comparison_is_made_on_the_seeds_that_all_rows_have() -> None:
 
 
 def test_cells_that_diverged_are_named() -> None:
-    runs = everything(Run({"pre": (1.0, 2.0)})) | {"s70/fedrep": [Run({}, diverged_in=7)]}
+    runs = everything(Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})) | {"s70/fedrep": [Run({}, diverged_in=7)]}
     assert outcome_of(GRID, runs).notes() == ["s70/fedrep, seed 0: diverged in round 7"]
 
 
 def test_rows_that_were_dealt_other_samples_are_named() -> None:
-    same, other = Run({"pre": (1.0, 2.0)}), Run({"pre": (1.0, 2.0)}, sha256="cd" * 32)
+    same, other = (
+        Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}),
+        Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}, sha256="cd" * 32),
+    )
     between_columns = everything(same) | {f"s70/{r.key}": [other] for r in GRID.rows}
     assert outcome_of(GRID, between_columns).notes() == []
     within_one = everything(same) | {"s70/fedrep": [other]}
     assert outcome_of(GRID, within_one).notes() == ["s70, seed 0: the rows were dealt different samples"]
+
+
+def test_columns_that_are_left_out_are_named() -> None:
+    grid = replace(grid_of([S10], [FEDAVG]), left_out=("CINIC-10, s = 10", "CINIC-10, s = 70"))
+    notes = outcome_of(grid, {"s10/fedavg": [Run({"pre": (1.0, 2.0)})]}).notes()
+    assert notes == ["left out, for there is nothing of them: CINIC-10, s = 10; CINIC-10, s = 70"]
+
+
+def test_a_view_that_no_run_has_is_named_with_those_there_are() -> None:
+    grid = grid_of([S10, S70], [row("fedavg", view="posst")])
+    runs = {"s10/fedavg": [Run({"pre": (1.0, 2.0), "post": (1.0, 2.0), "global": None})]}
+    assert "fedavg: there is no view `posst`; its runs have pre, post" in outcome_of(grid, runs).notes()
+    diverged = {"s10/fedavg": [Run({}, diverged_in=2)], "s70/fedavg": [Run({}, diverged_in=2)]}
+    assert not any("no view" in note for note in outcome_of(grid, diverged).notes())

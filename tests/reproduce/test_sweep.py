@@ -13,6 +13,7 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
 from fedmate.progress import Silence
+from fedmate.reproduce import kept
 from fedmate.reproduce.grid import Grid, Wanted
 from fedmate.reproduce.reading import load_grid
 from fedmate.reproduce.store import Store
@@ -233,3 +234,21 @@ def test_what_is_measured_later_is_added_to_a_cell_that_is_finished(tmp_path: Pa
     held = arrays.store.arrays(name)
     assert held is not None
     assert held["prototypes"].shape[:2] == (3, 10)
+
+
+def test_cells_that_others_are_running_are_known(tmp_path: Path) -> None:
+    work = work_of(grid_of(tmp_path), tmp_path)
+    assert not work.of_others()
+    with work.store.claim(work.cells[0].name):
+        assert [cell.key for cell in work.of_others()] == ["skewed/fedavg"]
+    assert not work.of_others()
+
+
+def test_a_method_whose_file_has_changed_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(grid_of(tmp_path), tmp_path)
+    work = work._replace(cells=[cell for cell in work.cells if cell.key in ("skewed/local", "skewed/fedavg")])
+    sweep(work, Listener())
+    assert not work.outdated()
+    digest = kept.source_digest
+    monkeypatch.setattr("fedmate.reproduce.sweep.source_digest", lambda name: digest(name) if name != "local" else "x")
+    assert work.outdated() == ["local"]

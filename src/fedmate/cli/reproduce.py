@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,12 +106,17 @@ def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, 
     work = Work(cells, grid.measures, store, Given(folder=data_dir))
     total = len(work.names())
     console.out(f"{grid.title}: {total} cells, {total - len(work.left())} of them finished.", highlight=False)
+    for note in _warnings(work, grid):
+        console.out(f"Note: {one_line(note)}", highlight=False)
     try:
         _sweep(console, work, jobs)
     except KeyboardInterrupt as error:
         done = total - len(work.left())
         typer.echo(f"Stopped. {done} of {total} cells are finished; the same command continues.", err=True)
         raise typer.Exit(status(error)) from None
+    if len(work.left()) == total:
+        console.out("No cell is finished, so there is nothing to show.", highlight=False)
+        return False
     _show(console, chosen, wanted, store)
     return not work.left()
 
@@ -122,6 +130,27 @@ def _sweep(console: Console, work: Work, jobs: int) -> None:
             sweep_in_processes(work, teller, jobs)
         else:
             sweep(work, teller)
+        others = work.of_others()
+        if others:
+            teller.said(f"waiting for {len(others)} of the cells, which other processes are running")
+            while work.of_others():
+                time.sleep(1)
+            # One that was stopped there is left to us.
+            sweep(work._replace(cells=others), teller)
+
+
+def _warnings(work: Work, grid: Grid) -> Iterator[str]:
+    """Say what a user should know before the night, not after it."""
+    from fedmate.reproduce.presentation import DRAWN
+
+    outdated = work.outdated()
+    if outdated:
+        yield (
+            f"finished cells of {', '.join(f'`{name}`' for name in outdated)} were run with another version of its "
+            "file and are not run again; use another `--out` if the change matters."
+        )
+    if set(grid.shows) & DRAWN and importlib.util.find_spec("matplotlib") is None:
+        yield "there will be no pictures without matplotlib; install it with `pip install 'fedmate[plots]'`."
 
 
 def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> None:

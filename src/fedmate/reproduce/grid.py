@@ -128,6 +128,8 @@ class Grid:
     quick: Values
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    left_out: tuple[str, ...] = ()
+    """The names of columns for which nothing is at hand."""
 
     def cells(self, wanted: Wanted) -> list[Cell]:
         """Return the cells that are meant, row by row within a column, the first seed of all before the second."""

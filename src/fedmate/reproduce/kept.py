@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import math
 import re
@@ -22,6 +23,7 @@ from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.record import Record
+from fedmate.methods import METHODS
 
 FORMAT = 1
 PARTS = (
@@ -112,6 +114,7 @@ def condense(record: Record) -> dict[str, Any]:
     """Return what is kept of a finished run."""
     summary, config = record.summary, record.config
     ended = datetime.fromtimestamp((record.folder / "summary.json").stat().st_mtime, UTC)
+    dealt = json.loads((record.folder / "partition.json").read_bytes())
     return {
         "format": FORMAT,
         "date": f"{ended:%Y-%m-%d}",
@@ -121,10 +124,21 @@ def condense(record: Record) -> dict[str, Any]:
         "summary": {part: rounded(summary.get(part)) for part in PARTS},
         "classes": {view: rounded(figures) for view, figures in _per_class(record).items()},
         "holdings": _holdings(record),
-        "class_names": json.loads((record.folder / "partition.json").read_bytes())["classes"],
+        "class_names": dealt["classes"],
+        "data_sha256": dealt["data_sha256"],
+        "method_sha256": source_digest(config["method"]["name"]),
         "curve": [_point(row) for row in record.metrics],
         "losses": _losses(record),
     }
+
+
+def source_digest(method: str) -> str | None:
+    """Return what tells the file that a method is written in from others, if it can be read."""
+    try:
+        source = inspect.getsource(inspect.getmodule(METHODS[method]))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return None
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def command_of(config: Mapping[str, Any]) -> str:

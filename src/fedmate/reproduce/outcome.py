@@ -93,7 +93,9 @@ class Outcome:
         for column in self.columns:
             if column.stands_in_for is not None:
                 notes.append(f"{column.name}: {column.data} stands in for {column.stands_in_for}")
-        return notes + self._unfinished() + self._diverged() + self._unlike()
+        if self.grid.left_out:
+            notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
+        return notes + self._unfinished() + self._diverged() + self._unlike() + self._unknown_views()
 
     def on_common_seeds(self, column: Column) -> Outcome:
         """Return the outcome with the seeds of a column that all of its rows have, if they have any."""
@@ -130,6 +132,16 @@ class Outcome:
         return [
             f"{cell.key}, seed {cell.seed}: diverged in round {number}" for cell, number in found if number is not None
         ]
+
+    def _unknown_views(self) -> list[str]:
+        """Name the rows whose view no run of theirs has, as a misspelt one."""
+        notes = []
+        for row in self.rows:
+            runs = [kept for column in self.columns for kept in self.kept(row, column) if kept.diverged_in is None]
+            views = list(dict.fromkeys(view for kept in runs for view in kept.views))
+            if views and row.view not in views:
+                notes.append(f"{row.name}: there is no view `{row.view}`; its runs have {', '.join(views)}")
+        return notes
 
     def _unlike(self) -> list[str]:
         """Name the columns whose rows were not dealt the same samples, which no comparison survives."""

@@ -31,6 +31,9 @@ SHOWS: dict[str, Callable[[Outcome], Shown]] = {
 }
 """By the name that a file calls it."""
 
+DRAWN = frozenset({"classwise", "curves", "holdings", "line", "losses", "prototypes"})
+"""Those that are pictures, too."""
+
 
 def check_shows(grid: Grid) -> None:
     """Raise `UserError` if a grid's file names something that nobody can show or measure."""

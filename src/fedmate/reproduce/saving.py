@@ -15,7 +15,7 @@ from fedmate.report.plots import FORMATS, check_picture
 from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown, to_rich
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.presentation import SHOWS
-from fedmate.reproduce.sheets import figures
+from fedmate.reproduce.sheets import figures, published
 
 
 class Saved(NamedTuple):
@@ -39,20 +39,21 @@ def save(outcome: Outcome, out: Path) -> Saved:
     shown = [thing for name in outcome.grid.shows for thing in SHOWS[name](outcome)]
     folder = out / folder_name(outcome)
     storage.make_folder(folder)
-    saved = Saved(folder, [], [], [])
+    saved, common = Saved(folder, [], [], outcome.notes()), [*outcome.notes(), *published(outcome)]
     for sheet in (thing for thing in shown if isinstance(thing, Sheet)):
         forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
         for suffix, content in forms.items():
             storage.replace(folder / f"{sheet.name}{suffix}", content.encode())
         saved.files.append(sheet.name)
-        saved.tables.append(to_rich(sheet))
+        # What all tables say is printed once.
+        saved.tables.append(to_rich(replace(sheet, notes=[note for note in sheet.notes if note not in common])))
     storage.replace(folder / "figures.csv", to_csv(figures(outcome)).encode())
     pictures = [thing for thing in shown if isinstance(thing, Picture)]
     try:
         if pictures:
             check_picture(folder / f"{pictures[0].name}.svg")
     except UserError as error:
-        return saved._replace(files=[*saved.files, "figures"], notes=[str(error)])
+        return saved._replace(files=[*saved.files, "figures"], notes=[*saved.notes, str(error)])
     for picture in pictures:
         for suffix in FORMATS:
             storage.replace(folder / f"{picture.name}{suffix}", picture.draw(suffix))

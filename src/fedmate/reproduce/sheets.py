@@ -82,8 +82,12 @@ def dressed(outcome: Outcome, sheet: Sheet) -> Sheet:
     title = f"{grid.title}; {sheet.title}" if sheet.title else grid.title
     title += ", tuned settings" if wanted.settings == "tuned" else ""
     title += " (--quick)" if wanted.quick else ""
-    source = [f"published in: {grid.source}"] if grid.source else []
-    return replace(sheet, title=title, notes=[*sheet.notes, *source, *outcome.notes()])
+    return replace(sheet, title=title, notes=[*sheet.notes, *published(outcome), *outcome.notes()])
+
+
+def published(outcome: Outcome) -> list[str]:
+    """Say where a table or figure was published, if it was."""
+    return [f"published in: {outcome.grid.source}"] if outcome.grid.source else []
 
 
 def distinct(outcome: Outcome, column: Column) -> list[tuple[str, list[Row]]]:

@@ -27,7 +27,7 @@ def with_data(grid: Grid, wanted: Wanted, folder: Path | None) -> tuple[Grid, li
             notes.append(f"`{column.key}` is left out: {missing(column.dataset, place)}")
         elif found.stands_in_for is not None:
             notes.append(f"`{found.data}` stands in for `{found.stands_in_for}`, which is not at hand.")
-    return replace(grid, columns=tuple(chosen)), list(dict.fromkeys(notes))
+    return _with(grid, chosen), list(dict.fromkeys(notes))
 
 
 def with_records(grid: Grid, wanted: Wanted, store: Store) -> Grid:
@@ -37,7 +37,13 @@ def with_records(grid: Grid, wanted: Wanted, store: Store) -> Grid:
         cells = replace(grid, columns=(column,)).cells(wanted._replace(patterns=()))
         return any(store.has(cell.name) for cell in cells)
 
-    return replace(grid, columns=tuple(_choose(grid, wanted, has_cells)))
+    return _with(grid, _choose(grid, wanted, has_cells))
+
+
+def _with(grid: Grid, chosen: list[Column]) -> Grid:
+    keys = [column.key for column in chosen]
+    left_out = tuple(column.name for column in grid.columns if column.key not in keys)
+    return replace(grid, columns=tuple(chosen), left_out=left_out)
 
 
 def missing(values: Values, folder: Path) -> str | None:

@@ -75,6 +75,17 @@ class Store:
         storage.make_folder(self.folder / "locks")
         return storage.Lock(self.folder / "locks" / name)
 
+    def is_claimed(self, name: str) -> bool:
+        """Tell whether a process has taken a cell."""
+        path = self.folder / "locks" / name
+        if not path.exists():
+            return False
+        try:
+            with storage.Lock(path):
+                return False
+        except storage.BusyError:
+            return True
+
     def merge(self, other: Path) -> Merged:
         """Copy the cells of another store, or of a folder of them; nothing that is here is replaced."""
         source = other / "cells" if (other / "cells").is_dir() else other

@@ -8,17 +8,20 @@ named and left, which does not stop the others.
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import signal
 import time
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from multiprocessing.queues import SimpleQueue
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import torch
 
+from fedmate.experiment.build import Built
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import Layer
 from fedmate.experiment.deal import deal
@@ -27,9 +30,8 @@ from fedmate.experiment.jobs import resumed, run_jobs, started
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
-from fedmate.progress import Silence
 from fedmate.reproduce.grid import Cell
-from fedmate.reproduce.kept import FORMAT, command_of, condense
+from fedmate.reproduce.kept import FORMAT, command_of, condense, source_digest
 from fedmate.reproduce.measures import MEASURES, arrays_of
 from fedmate.reproduce.store import Store
 from fedmate.storage import BusyError
@@ -81,6 +83,20 @@ class Work(NamedTuple):
             once.setdefault(cell.name, cell)
         return [cell for name, cell in once.items() if not self.is_finished(name)]
 
+    def of_others(self) -> list[Cell]:
+        """Return the cells that other processes are running."""
+        return [cell for cell in self.left() if self.store.is_claimed(cell.name)]
+
+    def outdated(self) -> list[str]:
+        """Return the methods whose file was another one when their finished cells were run."""
+        methods = set()
+        for cell in self.cells:
+            kept, name = self.store.find(cell.name), cell.experiment.method.name
+            digest = None if kept is None else kept.content.get("method_sha256")
+            if digest is not None and digest != source_digest(name):
+                methods.add(name)
+        return sorted(methods)
+
     def is_finished(self, name: str) -> bool:
         """Tell whether a cell is kept with all that is asked of it."""
         kept = self.store.find(name)
@@ -106,16 +122,17 @@ def sweep(work: Work, watcher: Watcher) -> None:
 def sweep_in_processes(work: Work, watcher: Watcher, number: int) -> None:
     """Do the same in several processes, which divide the cells."""
     context = multiprocessing.get_context("spawn")
-    events: SimpleQueue[tuple[str, ...]] = context.SimpleQueue()
-    processes = [context.Process(target=_work, args=(work, events)) for _ in range(min(number, len(work.cells)))]
-    for process in processes:
-        process.start()
+    processes, ends = list[multiprocessing.process.BaseProcess](), list[Connection]()
+    for _ in range(min(number, len(work.cells))):
+        receiver, sender = context.Pipe(duplex=False)
+        processes.append(context.Process(target=_work, args=(work, sender)))
+        ends.append(receiver)
+        with _deaf():
+            processes[-1].start()
+        # What is left of it is the process's own: when that ends, so does the conversation.
+        sender.close()
     try:
-        while any(process.is_alive() for process in processes) or not events.empty():
-            if events.empty():
-                time.sleep(0.1)
-            else:
-                _pass_on(events.get(), watcher)
+        _listen(ends, watcher)
     except KeyboardInterrupt:
         for process in processes:
             process.terminate()
@@ -125,7 +142,28 @@ def sweep_in_processes(work: Work, watcher: Watcher, number: int) -> None:
             process.join()
     for process in processes:
         if process.exitcode:
-            watcher.said(f"a process ended with status {process.exitcode}; its cell is left as its record stands.")
+            watcher.said(f"a process ended with status {process.exitcode}; the same command continues what it was at.")
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Let what is started not hear Ctrl-C, which a terminal sends to everybody: it is told to end by us."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
+def _listen(ends: list[Connection], watcher: Watcher) -> None:
+    """Pass on what processes say until all have ended."""
+    while ends:
+        for end in wait(ends):
+            assert isinstance(end, Connection)
+            try:
+                _pass_on(end.recv_bytes(), watcher)
+            except (EOFError, OSError):
+                ends.remove(end)
 
 
 def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
@@ -170,46 +208,72 @@ def _dealt(cell: Cell, given: Given) -> Mapping[str, Any]:
         "summary": {"accuracy": {}, "partition_sha256": dealt.sha256},
         "holdings": dealt.class_counts().tolist(),
         "class_names": list(dealt.arrays.class_names),
+        "data_sha256": dealt.data_sha256,
         "curve": [],
     }
 
 
 class _Sender(Watcher):
-    """Tells another process."""
+    """Tells another process, as JSON."""
 
-    def __init__(self, events: SimpleQueue[tuple[str, ...]]) -> None:
-        self._events = events
+    def __init__(self, end: Connection) -> None:
+        self._end = end
 
     def began(self, cell: str) -> Observer:
-        self._events.put(("began", cell))
-        return Silence()
+        self._send("began", cell)
+        return _Orphan(self)
 
     def ended(self, cell: str, seconds: float) -> None:
-        self._events.put(("ended", cell, str(seconds)))
+        self._send("ended", cell, seconds)
 
     def failed(self, cell: str, sentence: str) -> None:
-        self._events.put(("failed", cell, sentence))
+        self._send("failed", cell, sentence)
 
     def said(self, sentence: str) -> None:
-        self._events.put(("said", sentence))
+        self._send("said", sentence)
+
+    def _send(self, *words: str | float) -> None:
+        try:
+            self._end.send_bytes(json.dumps(words).encode())
+        except OSError:
+            # Nobody is there any more to hear it, or to wait for what comes.
+            raise KeyboardInterrupt from None
 
 
-def _pass_on(event: tuple[str, ...], watcher: Watcher) -> None:
-    match event:
-        case ("began", cell):
+class _Orphan(Observer):
+    """Ends a run whose parent was killed: nobody knows of it any more."""
+
+    def __init__(self, sender: _Sender) -> None:
+        self._sender = sender
+
+    def started(self, built: Built, done: int) -> None:
+        pass
+
+    def round_done(self, done: int, headline: float | None) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            raise KeyboardInterrupt
+
+    def said(self, sentence: str) -> None:
+        self._sender.said(sentence)
+
+
+def _pass_on(event: bytes, watcher: Watcher) -> None:
+    match json.loads(event):
+        case ["began", cell]:
             watcher.began(cell)
-        case ("ended", cell, seconds):
-            watcher.ended(cell, float(seconds))
-        case ("failed", cell, sentence):
+        case ["ended", cell, seconds]:
+            watcher.ended(cell, seconds)
+        case ["failed", cell, sentence]:
             watcher.failed(cell, sentence)
-        case ("said", sentence):
+        case ["said", sentence]:
             watcher.said(sentence)
 
 
-def _work(work: Work, events: SimpleQueue[tuple[str, ...]]) -> None:
+def _work(work: Work, end: Connection) -> None:
     """Be one of the processes: a request to end saves the cell at hand, as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sweep(work, _Sender(events))
+        sweep(work, _Sender(end))
     except KeyboardInterrupt:
         return

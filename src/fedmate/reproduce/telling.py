@@ -28,6 +28,7 @@ class Teller(Watcher):
         self._console, self._total, self._done = console, total, 0
         self._bars = _bars(console) if console.is_terminal else None
         self._tasks: dict[str, TaskID] = {}
+        self._said = set[str]()
 
     def __enter__(self) -> Self:
         """Start to draw."""
@@ -58,7 +59,10 @@ class Teller(Watcher):
         self.said(f"{self._done}/{self._total} {cell}: failed: {sentence}")
 
     def said(self, sentence: str) -> None:
-        """Print one line, however long."""
+        """Print one line, however long; what all cells say is said once."""
+        if sentence in self._said:
+            return
+        self._said.add(sentence)
         plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
         self._console.out(plain, highlight=False)
 

@@ -19,7 +19,7 @@ SPACES: dict[str, dict[str, tuple[float, float]]] = {
     "fedfa": {"anchor_weight": (0.01, 1.0), "calibration_learning_rate": (1e-4, 1e-2)},
     "fedmate": {
         "classifier_learning_rate": (0.003, 0.3),
-        "centre_weight": (0.1, 3.0),
+        "centre_weight": (0.1, 10.0),
         "fusion_weight": (0.1, 3.0),
     },
     "fedpac": {"classifier_learning_rate": (0.003, 0.3), "alignment_weight": (0.1, 10.0)},
