@@ -1,4 +1,4 @@
-"""docs/results.md from what is kept in `cells/`: every number on it is read from a run, none is typed.
+"""docs/results.md from what is kept in `cells/`: every number in its tables is read from a run, none is typed.
 
     make results
 
@@ -46,8 +46,9 @@ means over clients; `±` is the standard deviation between seeds, where there ar
 - `balanced`: every class of the test split weighs alike. `own`: classes weigh as in the client's training samples.
 - `pre`: what a client holds right after the last broadcast, before it trains. `post`: after local training. `global`:
   the aggregated model.
-- "paper": what was published, in the view that the row evidently shows. Where another data set stands in, nothing is
-  subtracted.
+- "paper": what was published. The paper does not say in which view; "ours" is the one in which a row can best be met,
+  chosen afterwards (`experiments/*.toml` give the reasons), and every view follows. Where another data set stands in,
+  nothing is subtracted.
 """
 
 
@@ -68,35 +69,65 @@ def outcomes() -> Iterator[Outcome]:
 
 def make_page(found: list[Outcome]) -> str:
     """Return the page."""
-    contents = "\n".join(f"- [{_title(outcome)}](#{_anchor(_title(outcome))})" for outcome in found)
-    return "\n".join([INTRODUCTION, contents, "", *map(_section, found), _sources(found)])
+    return "\n".join([INTRODUCTION, _summary(found), *map(_section, found), _sources(found)])
 
 
 def pictures(found: list[Outcome]) -> dict[Path, Picture]:
     """Return the pictures by the files they belong into."""
     return {
-        PICTURES / f"{folder_name(outcome)}_{picture.name}.svg": picture
+        PICTURES / f"{_folder(outcome)}_{picture.name}.svg": picture
         for outcome in found
         for picture in _shown(outcome)
         if isinstance(picture, Picture)
     }
 
 
+def _summary(found: list[Outcome]) -> str:
+    """Return what there is in one table, and what there is not."""
+    lines = [
+        "| experiment | runs | published figures to compare with | within 2 points | largest difference |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for outcome in found:
+        differences = list(_differences(outcome))
+        close = str(sum(abs(one) <= 2 for one in differences)) if differences else ""
+        largest = f"{max(differences, key=abs):+.2f}" if differences else ""
+        link = f"[{_title(outcome)}](#{_anchor(_title(outcome))})"
+        lines.append(f"| {link} | {len(outcome.found)} | {len(differences) or ''} | {close} | {largest} |")
+    shown = {outcome.grid.name for outcome in found}
+    missing = ", ".join(f"`{name}`" for name in NAMES if name not in shown)
+    lines += ["", f"Not run yet: {missing}." if missing else "", ""]
+    return "\n".join(lines)
+
+
+def _differences(outcome: Outcome) -> Iterator[float]:
+    """Yield what our figures lie above the published ones, where they may be compared."""
+    for column in outcome.columns:
+        for row in outcome.rows:
+            figure = outcome.figure(row, column, row.view, column.test)
+            if figure is not None and column.key in row.paper and column.stands_in_for is None:
+                yield round(figure.mean, 2) - row.paper[column.key]
+
+
 def _section(outcome: Outcome) -> str:
     """Return what we make of an experiment, then its tables and pictures; what all tables say stands there once."""
     parts = [f"## {_title(outcome)}\n", f"`{_command(outcome)}`; {outcome.grid.source}.\n"]
-    remarks = FOLDER / "remarks" / f"{folder_name(outcome)}.md"
+    remarks = FOLDER / "remarks" / f"{_folder(outcome)}.md"
     parts += [remarks.read_text(encoding="utf-8")] if remarks.exists() else []
-    notes = outcome.notes()
+    notes, heading = outcome.notes(), "Against the paper" if any(_differences(outcome)) else "Accuracy"
     parts += ["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []
     for thing in _shown(outcome):
         if isinstance(thing, Sheet):
-            title = thing.title.removeprefix(outcome.grid.title).lstrip("; ") or "Against the paper"
+            title = thing.title.removeprefix(outcome.grid.title).lstrip("; ") or heading
             own = [note for note in thing.notes if note not in notes and not note.startswith("published in: ")]
             parts.append(to_markdown(replace(thing, title=f"{title[0].upper()}{title[1:]}", notes=own)))
         else:
-            parts.append(f"![{thing.title}](pictures/results/{folder_name(outcome)}_{thing.name}.svg)\n")
+            parts.append(f"![{thing.title}](pictures/results/{_folder(outcome)}_{thing.name}.svg)\n")
     return "\n".join(parts)
+
+
+def _folder(outcome: Outcome) -> str:
+    return folder_name(outcome.grid.name, outcome.wanted)
 
 
 def _shown(outcome: Outcome) -> list[Sheet | Picture]:
@@ -125,9 +156,15 @@ def _command(outcome: Outcome) -> str:
 def _sources(found: list[Outcome]) -> str:
     """Say where every number comes from."""
     runs = {name: kept for outcome in found for name, kept in sorted(outcome.found.items())}
-    lines = [f"## The {len(runs)} runs\n"]
+    lines = [f"## The {len(runs)} runs\n", "Data, by the digest that `fedmate` has for its content:\n"]
+    data = {(kept.config["dataset"]["name"], kept.content["data_sha256"]): None for kept in runs.values()}
+    lines += [*(f"- {name}: `{digest}`" for name, digest in sorted(data)), ""]
     for where in dict.fromkeys(map(_where, runs.values())):
         lines.append(f"### {where}\n")
+        said = {
+            kept.content["note"]: None for kept in runs.values() if _where(kept) == where and "note" in kept.content
+        }
+        lines += [f"{note}\n" for note in said]
         lines += [_source(name, kept) for name, kept in sorted(runs.items()) if _where(kept) == where]
         lines.append("")
     return "\n".join(lines)
@@ -137,7 +174,8 @@ def _where(kept: Kept) -> str:
     environment = kept.content["environment"]
     hardware = environment["gpu"] or f"{environment['machine']}, no GPU"
     versions = f"torch {environment['torch']}, Python {environment['python']}"
-    return f"{kept.content['date']}, commit {(environment['commit'] or 'unknown')[:10]}, {hardware}, {versions}"
+    commit, _, dirty = (environment["commit"] or "unknown").partition("-")
+    return f"{kept.content['date']}, commit {commit[:10]}{f' ({dirty})' * bool(dirty)}, {hardware}, {versions}"
 
 
 def _source(name: str, kept: Kept) -> str:

@@ -212,3 +212,15 @@ def test_what_will_be_missing_is_said_first(grid: Path, tmp_path: Path, monkeypa
     assert text.index("there will be no pictures") < text.index("1/1 skewed/local")
     assert not list((tmp_path / "out" / "small-quick").glob("*.svg"))
     assert (tmp_path / "out" / "small-quick" / "accuracy.tex").exists()
+
+
+def test_what_is_in_the_way_is_not_overwritten(grid: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "small" / "accuracy.md"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(UserError, match="in the way"):
+        call(str(grid), "--out", str(tmp_path / "out"))
+    assert mine.read_text() == "mine"
+    assert not (tmp_path / "out" / "runs").exists()
+    with pytest.raises(UserError, match="no folder can be made"):
+        call(str(grid), "--out", str(mine))

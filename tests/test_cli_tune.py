@@ -14,7 +14,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate, lacking, refuse
 from tests.tune.small import SETTINGS, no_collection, write_data
 
-from fedmate.cli.tune import tune
+from fedmate.cli.tune import MARK, tune
 from fedmate.experiment import tuned
 from fedmate.experiment.run import Observer
 from fedmate.reproduce import sweep
@@ -59,7 +59,7 @@ def test_a_search_prints_its_trials_and_saves_the_best(fedmate_: Fedmate, tmp_pa
     )
     assert re.fullmatch(r"trial 1 \(2/2\): learning rate [\d.]+, classifier learning rate [\d.]+: [\d.]+ %", trials[1])
     folder = tmp_path / "tuned" / "fedrep-mnist"
-    assert sorted(path.name for path in folder.iterdir()) == ["best.toml", "cells", "locks", "runs", "trials.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == [MARK, "best.toml", "cells", "locks", "runs", "trials.csv"]
     assert len([*(folder / "cells").iterdir()]) == 4
     entry = tomllib.loads("\n".join(lines[lines.index("[fedrep.mnist]") :]))["fedrep"]["mnist"]
     best = tomllib.loads((folder / "best.toml").read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def test_what_is_found_becomes_a_preset_without_running_anything_again(
     own, shared = tmp_path / "mine.toml", ["--store", "shared", "--out", "found"]
     own.write_text("# Mine.\n\n[local.mnist]\ntraining = { learning_rate = 0.1 }\n", encoding="utf-8")
     first = fedmate_(*words, *shared)
-    assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["best.toml", "trials.csv"]
+    assert sorted(path.name for path in (tmp_path / "found").iterdir()) == [MARK, "best.toml", "trials.csv"]
 
     def run(work: Work, *arguments: object) -> None:
         raise AssertionError("nothing is left to run")
@@ -127,6 +127,7 @@ REFUSALS = {
         ["`--shares`", "`iid`", "leave it out"],
     ),
     "no step": (["fedavg", "--set", "training.learning_rate=0"], ["`training.learning_rate`", "above 0"]),
+    "a view that there is not": (["fedper", "--view", "nope"], ["`--view`", "`nope`", "`pre`, `post`, `global`"]),
     "method named twice": (["fedavg", "--set", "method.name=local"], ["`--set method.name`"]),
 }
 
@@ -145,8 +146,42 @@ def test_files_in_the_way_are_refused_before_anything_is_run(
     (tmp_path / "experiment.toml").write_text("rounds = 3\n", encoding="utf-8")
     assert "`mine`, which holds other things" in refuse(fedmate_, tmp_path, *words, "--out", "mine")
     assert "which is a file" in refuse(fedmate_, tmp_path, *words, "--out", "experiment.toml")
+    assert "`--out` got `experiment.toml/a`, which cannot be used (Not a directory)" in refuse(
+        fedmate_, tmp_path, *words, "--out", "experiment.toml/a"
+    )
     assert "`rounds`, which is no entry" in refuse(fedmate_, tmp_path, *words, "--write", "experiment.toml")
     assert "does not exist" in refuse(fedmate_, tmp_path, *words, "--write", "no/mine.toml")
+
+
+@pytest.mark.parametrize("names", [["best.toml"], ["best.toml", "trials.csv"], ["locks"], ["cells", "locks", "runs"]])
+def test_a_folder_of_somebodys_own_is_refused_before_anything_is_run(
+    names: list[str], fedmate_: Fedmate, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in names:
+        (tmp_path / "mine" / name).write_text("# Mine.\nrounds = 3\n", encoding="utf-8")
+    assert "`mine`, which holds other things" in refuse(fedmate_, tmp_path, *words, "--out", "mine")
+
+
+def test_an_empty_folder_is_taken(fedmate_: Fedmate, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert fedmate_(*words, "--out", "empty", "--trials", "1", "--shares", "10").status == 0
+    assert (tmp_path / "empty" / "best.toml").is_file()
+
+
+def test_a_store_that_cannot_be_one_is_refused_before_anything_is_run(
+    fedmate_: Fedmate, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "cells").write_text("mine", encoding="utf-8")
+    assert "`--store` got `file`, which is a file; name a folder." in refuse(
+        fedmate_, tmp_path, *words, "--store", "file"
+    )
+    for folder in ("file/below", "mine", "nowhere"):
+        sentence = refuse(fedmate_, tmp_path, *words, "--store", folder)
+        assert f"`--store` got `{folder}`, which cannot be used (" in sentence
 
 
 def test_without_optuna_it_says_what_to_install(

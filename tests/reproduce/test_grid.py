@@ -11,6 +11,7 @@ from fedmate.errors import UserError
 from fedmate.methods import METHODS
 from fedmate.reproduce.grid import Cell, Grid, Wanted
 from fedmate.reproduce.reading import load_grid, names
+from fedmate.reproduce.stand_ins import with_data
 
 GRID = """
 title = "A table"
@@ -283,3 +284,26 @@ def test_a_name_that_is_none_is_answered_with_the_nearest() -> None:
     ):
         load_grid("ablations")
     assert load_grid("ablation").name in names()
+
+
+@pytest.mark.parametrize("key", ["a/b", "*", "[/x]", "..", "ä", "x" * 61, "a b", ""])
+def test_keys_are_parts_of_names_of_files(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UserError, match="letters, digits"):
+        grid_of(tmp_path, f'[columns."{key}"]\n[rows.b]\nmethod = {{name = "local"}}\n')
+
+
+@pytest.mark.parametrize("name", ["cells", "runs", "locks", "..", "a b"])
+def test_a_file_may_not_be_called_like_what_a_store_holds(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.toml"
+    path.write_text('[columns.a]\n[rows.b]\nmethod = {name = "local"}\n')
+    with pytest.raises(UserError, match="needs another name"):
+        load_grid(str(path))
+
+
+def test_what_all_columns_are_run_with_is_each_ones_own(tmp_path: Path) -> None:
+    text = '[base]\ndataset = {name = "cifar10"}\n[columns.a]\n[columns.b]\ndataset = {name = "mnist"}\n'
+    grid = grid_of(tmp_path, text + '[rows.b]\nmethod = {name = "local"}\n')
+    assert [column.dataset["name"] for column in grid.columns] == ["cifar10", "mnist"]
+    chosen, notes = with_data(grid, Wanted(quick=True), tmp_path)
+    assert [column.dataset["name"] for column in chosen.columns] == ["digits", "digits"]
+    assert len(notes) == 2

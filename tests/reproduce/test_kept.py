@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,19 @@ SETTINGS = {"rounds": 3, "eval_every": 2, "partition.clients": 3, "partition.exa
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return fedmate.run(method="fedmate", set=SETTINGS, out=tmp_path_factory.mktemp("kept") / "run", progress=False)
+
+
+@pytest.fixture(scope="module")
+def content(record: Record) -> dict[str, Any]:
+    """What is kept of the run, as JSON has it."""
+    kept: dict[str, Any] = json.loads(json.dumps(condense(record) | {"measures": ["flops"]}))
+    return kept
+
+
+def write(folder: Path, content: object, name: str | None = None) -> Path:
+    path = folder / f"{name or named()}.json"
+    path.write_text(json.dumps(content))
+    return path
 
 
 def named(**more: object) -> str:
@@ -66,9 +82,7 @@ def test_the_command_repeats_the_run(record: Record) -> None:
 
 def test_what_is_kept_has_the_figures_of_the_record(record: Record, tmp_path: Path) -> None:
     content = json.loads(json.dumps(condense(record)))
-    path = tmp_path / "cell.json"
-    path.write_text(json.dumps(content))
-    kept = Kept.read(path)
+    kept = Kept.read(write(tmp_path, content))
     assert kept.accuracy("pre", "balanced") == pytest.approx(record.accuracy("pre", "balanced"), rel=1e-5)
     assert kept.accuracy("nothing", "balanced") is None
     assert kept.views[:3] == ["pre", "post", "global"]
@@ -90,6 +104,127 @@ def test_other_files_are_refused_in_a_sentence(tmp_path: Path, text: str) -> Non
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json. cannot be read"):
         Kept.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link", "device"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.json"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "dangling link":
+            path.symlink_to("nowhere")
+        case "device":
+            path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"x\.json. cannot be read"):
+        Kept.read(path)
+
+
+MEANS = {"mean": 50.0}
+POINT = {"round": 1, "seconds": 1.0, "accuracy": {"pre": {"balanced": 50.0, "own": None}}}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("config", []),
+        ("config.dataset", "digits"),
+        ("config.partition", {}),
+        ("config.method", {"name": 3}),
+        ("config.rounds", "3"),
+        ("config.rounds", True),
+        ("config.seed", None),
+        ("summary", None),
+        ("summary.accuracy", 50.0),
+        ("summary.accuracy", {"pre": 50.0}),
+        ("summary.accuracy", {"pre": {}}),
+        ("summary.accuracy", {"pre": {"balanced": MEANS}}),
+        ("summary.accuracy", {"pre": {"balanced": MEANS, "own": 1.0}}),
+        ("summary.accuracy", {"pre": {"balanced": MEANS, "own": {"mean": "50"}}}),
+        ("summary.accuracy", {"pre": {"balanced": MEANS, "own": {"mean": float("nan")}}}),
+        ("summary.accuracy", {"pre": {"balanced": MEANS, "own": {"mean": 10**400}}}),
+        ("summary.partition_sha256", None),
+        ("summary.diverged_in_round", "3"),
+        ("summary.bytes_up_items", None),
+        ("summary.bytes_down_items", {"model": "much"}),
+        ("environment", "here"),
+        ("holdings", []),
+        ("holdings", [[]]),
+        ("holdings", [[1, 2], [3]]),
+        ("holdings", [[1, 2], [3, 4.5]]),
+        ("holdings", {"0": [1]}),
+        ("curve", {}),
+        ("curve", [3]),
+        ("curve", [{"round": 1}]),
+        ("curve", [{**POINT, "round": 1.5}]),
+        ("curve", [{**POINT, "seconds": None}]),
+        ("curve", [{**POINT, "accuracy": [50.0]}]),
+        ("curve", [{**POINT, "accuracy": {"pre": 50.0}}]),
+        ("classes", {"pre": 50.0}),
+        ("losses", {"before": ["1"]}),
+        ("measures", "flops"),
+        ("measures", [["flops"]]),
+        ("class_names", 10),
+        ("data_sha256", ["ab"]),
+    ],
+)
+def test_parts_of_another_shape_are_refused_in_a_sentence(
+    tmp_path: Path, content: dict[str, Any], part: str, value: object
+) -> None:
+    changed = copy.deepcopy(content)
+    *above, last = part.split(".")
+    (changed[above[0]] if above else changed)[last] = value
+    path = write(tmp_path, changed)
+    with pytest.raises(UserError, match="cannot be read as what is kept of a run") as caught:
+        Kept.read(path)
+    assert str(caught.value).startswith(f"`{path}` ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "part", ["config.rounds", "summary.accuracy", "summary.partition_sha256", "environment", "holdings", "curve"]
+)
+def test_missing_parts_are_refused_in_a_sentence(tmp_path: Path, content: dict[str, Any], part: str) -> None:
+    changed = copy.deepcopy(content)
+    *above, last = part.split(".")
+    del (changed[above[0]] if above else changed)[last]
+    with pytest.raises(UserError, match="cannot be read as what is kept of a run"):
+        Kept.read(write(tmp_path, changed))
+
+
+@pytest.mark.parametrize("part", ["classes", "losses", "measures", "class_names", "data_sha256", "method_sha256"])
+def test_parts_that_only_some_runs_have_may_be_missing(tmp_path: Path, content: dict[str, Any], part: str) -> None:
+    kept = Kept.read(write(tmp_path, {key: value for key, value in content.items() if key != part}))
+    assert kept.views
+
+
+def test_views_and_means_may_be_missing(tmp_path: Path, content: dict[str, Any]) -> None:
+    changed = copy.deepcopy(content)
+    changed["summary"]["accuracy"] = {"pre": None, "post": {"balanced": {"mean": None}, "own": {"mean": 3}}}
+    kept = Kept.read(write(tmp_path, changed))
+    assert kept.views == ["post"]
+    assert kept.accuracy("post", "balanced") is None
+    assert kept.accuracy("post", "own") == 3
+
+
+def test_a_file_that_holds_another_experiment_than_its_name_says_is_refused(
+    tmp_path: Path, content: dict[str, Any]
+) -> None:
+    for name in (named(seed=1), "copy", f"{named()} (1)"):
+        path = write(tmp_path, content, name)
+        with pytest.raises(UserError, match="holds another experiment than its name says") as caught:
+            Kept.read(path)
+        assert str(caught.value).startswith(f"`{path}` ")
+    changed = copy.deepcopy(content)
+    changed["config"]["training"]["learning_rate"] = 0.125
+    with pytest.raises(UserError, match="holds another experiment"):
+        Kept.read(write(tmp_path, changed))
+
+
+def test_a_name_of_what_was_only_dealt_fits_too(tmp_path: Path, content: dict[str, Any]) -> None:
+    assert Kept.read(write(tmp_path, content, f"dealt-{named()}")).name == f"dealt-{named()}"
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

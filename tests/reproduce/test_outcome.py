@@ -82,7 +82,8 @@ def test_it_is_found_in_a_folder(tmp_path: Path) -> None:
     cells = {(cell.key, cell.seed): cell for cell in GRID.cells(wanted)}
     kept = kept_of(cells["s10/fedrep", 1], Run({"post": (1.0, 2.0)}))
     store.keep(kept.name, kept.content, {"x": torch.ones(2)})
-    outcome = Outcome.of(GRID, wanted, store)
+    assert not Outcome.of(GRID, wanted, store).arrays
+    outcome = Outcome.of(replace(GRID, measures=("prototypes",)), wanted, store)
     assert [*outcome.found] == [*outcome.arrays] == [kept.name]
     assert outcome.figure(FEDREP, S10, "post", "own") == Figure(2.0, None, 1)
     assert outcome.arrays[kept.name]["x"].tolist() == [1.0, 1.0]
@@ -135,13 +136,26 @@ def test_what_is_not_run_is_named_with_its_columns_unless_it_is_all_of_them() ->
 
 
 def test_a_comparison_is_made_on_the_seeds_that_all_rows_have() -> None:
-    few, many = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}), Run({"pre": (5.0, 6.0)})
-    outcome = outcome_of(GRID, {"s10/fedavg": [few, many, many], "s10/fedrep": [few, many], "s70/fedavg": [few, many]})
-    fair = outcome.on_common_seeds(S10)
+    few, many = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}), Run({"pre": (5.0, 6.0), "post": (5.0, 6.0)})
+    runs = {"s10/fedavg": [few, many, many], "s10/fedrep": [few, many], "s70/fedavg": [few, many]}
+    outcome = outcome_of(GRID, runs)
+    assert outcome.common_seeds(S10) == [0, 1]
+    fair = outcome.on_seeds([0, 1])
     assert fair.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0])
     assert outcome.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0, 6.0])
+    diverged = runs | {"s10/fedrep": [few, Run({}, diverged_in=3)]}
+    assert outcome_of(GRID, diverged).common_seeds(S10) == [0]
     apart = outcome_of(GRID, {"s10/fedavg": [few], "s10/fedrep": [None, many]})
-    assert apart.on_common_seeds(S10) == apart
+    assert apart.common_seeds(S10) == []
+
+
+def test_cells_of_other_data_are_named_also_between_seeds() -> None:
+    old, new = ({"data_sha256": digest} for digest in ("ab", "cd"))
+    runs = {"s10/fedavg": [Run({"pre": (1.0, 2.0)}, more=old), Run({"pre": (1.0, 2.0)}, more=new)]}
+    grid = grid_of([S10], [FEDAVG])
+    assert outcome_of(grid, runs).notes() == ["s10: the cells have different data"]
+    same = {"s10/fedavg": [Run({"pre": (1.0, 2.0)}, more=old), Run({"pre": (1.0, 2.0)})]}
+    assert outcome_of(grid, same).notes() == []
 
 
 def test_cells_that_diverged_are_named() -> None:

@@ -204,8 +204,9 @@ def test_cells_of_other_folders_are_merged_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no cells"):
         ours.store.merge(tmp_path / "nowhere")
     path.write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        ours.store.merge(theirs.store.folder)
+    merged = ours.store.merge(theirs.store.folder)
+    assert len(merged.same) == 3
+    assert [sentence.split("`")[1] for sentence in merged.refused] == [str(path)]
 
 
 def test_what_is_measured_later_is_added_to_a_cell_that_is_finished(tmp_path: Path) -> None:
@@ -252,3 +253,11 @@ def test_a_method_whose_file_has_changed_is_known(tmp_path: Path, monkeypatch: p
     digest = kept.source_digest
     monkeypatch.setattr("fedmate.reproduce.sweep.source_digest", lambda name: digest(name) if name != "local" else "x")
     assert work.outdated() == ["local"]
+
+
+def test_a_lock_that_cannot_be_taken_stops_its_cell_only(tmp_path: Path) -> None:
+    work, listener = work_of(grid_of(tmp_path), tmp_path), Listener()
+    (tmp_path / "store" / "locks" / work.cells[0].name).mkdir(parents=True)
+    sweep(work, listener)
+    assert list(listener.failures) == ["skewed/fedavg"]
+    assert len(listener.ended_cells) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import tomllib
 from pathlib import Path
@@ -81,7 +82,74 @@ def test_a_name_in_quotes_is_found_and_remarks_stay(file: Path, store: Store) ->
     write_preset(file, entry, store)
     text = file.read_text(encoding="utf-8")
     assert text.count("my.method") == 1
-    assert text.endswith(f"# The last.\n{entry}")
+    assert text.endswith(f"# The last.\n{entry}# Nothing comes after it.\n")
+
+
+AROUND = {
+    "after empty lines": ("# Top.\n\n\n", "\n\n# Of nobody.\n\n\n# The last.\n[local.digits]\nmethod.x = 1\n"),
+    "at the end": ("", "\n# The end.\n\n  # Really.\n\n"),
+    "indented": ("\t# Top.\n", "   # On local.\n   [local.digits]\n   method.x = 1\n"),
+    "with odd ends of lines": ("# \u2028[fedmate.digits]\n", "# \x85 \u2028 here\n"),
+    "directly": ("# On it.\n", "# Under it.\n[local.digits]\nmethod.x = 1 # own"),
+}
+OLD = "[fedmate.digits] # old\ntraining = { learning_rate = 0.2 }\n# goes\n\nscore = 1 # old\n"
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("case", AROUND)
+def test_what_stands_around_an_entry_stays_byte_for_byte(case: str, ending: str, file: Path, store: Store) -> None:
+    above, below = AROUND[case]
+    file.write_bytes(f"{above}{OLD}{below}".replace("\n", ending).encode())
+    write_preset(file, NEW, store)
+    assert file.read_bytes() == f"{above}{NEW}{below}".replace("\n", ending).encode()
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_new_entry_has_the_line_endings_of_the_file(ending: str, file: Path, store: Store) -> None:
+    for above, below in [("# Mine.\n[a.digits]\nmethod.x = 1\n", ""), ("", "  # On it.\n[local.digits]\nmethod.x = 1")]:
+        file.write_bytes(f"{above}{below}".replace("\n", ending).encode())
+        write_preset(file, NEW, store)
+        between = "\n" if below else ""
+        expected = f"{above}{NEW}{between}{below}" if below else f"{above}\n{NEW}"
+        assert file.read_bytes() == expected.replace("\n", ending).encode()
+
+
+def test_a_last_line_without_an_end_is_ended_only_where_something_follows(file: Path, store: Store) -> None:
+    file.write_bytes(b"[fedmate.digits]\nmethod.x = 1")
+    write_preset(file, NEW, store)
+    assert file.read_bytes() == NEW.removesuffix("\n").encode()
+    file.write_bytes(b"[a.digits]\nmethod.x = 1")
+    write_preset(file, NEW, store)
+    assert file.read_bytes() == f"[a.digits]\nmethod.x = 1\n\n{NEW}".encode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions are others there")
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_permissions_stay(mode: int, file: Path, store: Store) -> None:
+    file.chmod(mode)
+    write_preset(file, NEW, store)
+    assert NEW in file.read_text(encoding="utf-8")
+    assert file.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
+def test_a_link_stays_a_link(file: Path, tmp_path: Path, store: Store) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, target in [("old.toml", file), ("new.toml", tmp_path / "made.toml")]:
+        link = tmp_path / "folder" / name
+        link.symlink_to(Path("..") / target.name)
+        check_presets(link, "digits")
+        write_preset(link, NEW, store)
+        assert link.is_symlink()
+        assert NEW in target.read_text(encoding="utf-8")
+    assert not (tmp_path / "made.toml").is_symlink()
+
+
+def test_a_file_beside_it_stays(file: Path, store: Store) -> None:
+    beside = file.with_name(f"{file.name}.new")
+    beside.write_text("mine", encoding="utf-8")
+    write_preset(file, NEW, store)
+    assert beside.read_text(encoding="utf-8") == "mine"
 
 
 def test_writing_twice_is_writing_once(file: Path, store: Store) -> None:
@@ -128,6 +196,7 @@ def test_a_file_may_be_written_in_other_ways(text: str, file: Path, store: Store
         '[fedavg.digits]\ntraining = { learning_rate = 0.2 }\ncommand = """\n[fedmate.digits]\n"""\n',
         "[fedmate]\ndigits.training.learning_rate = 0.2\n",
         "[fedavg.digits]\ntraining.x = [\n[1, 2]\n]\n",
+        '[fedmate.digits]\ntraining.x = 1\ncommand = """\nfedmate\n# tune"""\n',
     ],
 )
 def test_what_cannot_be_edited_safely_is_left_alone(text: str, file: Path, store: Store) -> None:

@@ -132,6 +132,23 @@ def test_another_view_can_be_scored(data: Path, tmp_path: Path) -> None:
         searched(request_of("fedrep", data), TWO._replace(view="gobal"), tmp_path)
 
 
+def test_a_view_that_no_method_has_is_refused_before_anything_is_run(data: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^`--view` got `nope`, which `fedper` .*; name one of `pre`, `post`, `global`"
+    ):
+        Search.of(request_of("fedper", data), TWO._replace(view="nope"))
+
+
+def test_a_view_that_a_method_might_have_had_is_refused_after_the_first_run(data: Path, tmp_path: Path) -> None:
+    request, listener, store = request_of("fedrep", data), Listener(), Store(tmp_path)
+    search = Search.of(request, THREE._replace(view="nope"))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^`--view` got `nope`, .*; known are `pre`, `post`, `classifier_tuned`"):
+            next(run_trials(search, store, request.given, listener))
+        # The second time, the first run is in the store, and says so itself.
+        assert listener.begun == ["s = 10/trial 0"]
+
+
 @pytest.mark.parametrize("method", ["local", "fedmate"])
 def test_every_method_has_the_same_budget(method: str, data: Path) -> None:
     search = Search.of(request_of(method, data), Asked())

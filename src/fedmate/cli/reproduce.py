@@ -50,6 +50,7 @@ def reproduce(
     from fedmate.reproduce.grid import SETTINGS, Wanted
     from fedmate.reproduce.presentation import check_shows
     from fedmate.reproduce.reading import load_grid
+    from fedmate.reproduce.saving import check_out
     from fedmate.reproduce.stand_ins import with_records
     from fedmate.reproduce.store import Store
 
@@ -62,6 +63,8 @@ def reproduce(
     grid, wanted, store = load_grid(name), Wanted(seeds, settings, quick, tuple(cells or ())), Store(out)
     grid.check_patterns(wanted.patterns)
     check_shows(grid)
+    if merge or not show:
+        check_out(out, grid.name, wanted)
     for folder in merge or []:
         _merge(console, store, folder)
     if show:
@@ -86,6 +89,8 @@ def _merge(console: Console, store: Store, folder: Path) -> None:
     if merged.unlike:
         text += f"; left alone, for they are here with other figures: {', '.join(merged.unlike)}"
     console.out(f"{text}.", highlight=False)
+    for sentence in merged.refused:
+        console.out(f"Left out: {one_line(sentence)}", highlight=False)
 
 
 def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:

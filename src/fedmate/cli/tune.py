@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from fedmate import storage
 from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, read_settings, status
 from fedmate.errors import UserError
+from fedmate.storage import BusyError
 
 if TYPE_CHECKING:
     from fedmate.experiment.given import Given
     from fedmate.reproduce.store import Store
     from fedmate.tune.search import Search, Trial
 
-OURS = ("locks", "best.toml")
-"""What tells the folder of a search from others."""
+MARK = ".fedmate-tune"
+"""The file that tells the folder of a search from others; it is written before anything else."""
+
+MARKED = b"What `fedmate tune` found: each time, it writes trials.csv and best.toml anew.\n"
+"""What the file says to who looks into it."""
 
 
 def tune(
@@ -66,10 +73,14 @@ def tune(
     request = Request(base, [method], dataset, read_settings(set_, skip_bad), given)
     search = Search.of(request, Asked(trials, _numbers(shares), seeds, view))
     folder = out or Path("tuned") / f"{method}-{search.experiment.dataset.name}"
+    place = Store(store or folder)
     _check_folder(folder)
     if write is not None:
         check_presets(write, search.experiment.dataset.name)
-    console, place = make_console(), Store(store or folder)
+    if store is not None:
+        _check_store(place)
+    _mark(folder)
+    console = make_console()
     trials_done = _search(console, search, place, given)
     _save(console, search, trials_done, folder)
     _give_preset(console, preset_of(search, trials_done, place), place, write)
@@ -84,11 +95,40 @@ def _numbers(text: str | None) -> list[float]:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder in which somebody keeps something else."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"`--out` got `{folder}`, which is a file; name a folder.")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if names and names.isdisjoint(OURS):
+    with _usable("--out", folder):
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if names and MARK not in names:
         raise UserError(f"`--out` got `{folder}`, which holds other things; name a new folder, or that of a search.")
+
+
+def _check_store(store: Store) -> None:
+    """Refuse a folder in which no runs can be kept."""
+    with _usable("--store", store.folder):
+        for folder in (store.cells, store.folder / "runs"):
+            storage.make_folder(folder)
+        with suppress(BusyError), store.claim("presets"):
+            pass
+
+
+def _mark(folder: Path) -> None:
+    """Make the folder of a search, and take it for one from now on."""
+    with _usable("--out", folder):
+        storage.make_folder(folder)
+        if not (folder / MARK).exists():
+            storage.write(folder / MARK, MARKED)
+
+
+@contextmanager
+def _usable(option: str, folder: Path) -> Iterator[None]:
+    """Say what is wrong with a folder if something is."""
+    try:
+        if folder.is_file():
+            raise UserError(f"`{option}` got `{folder}`, which is a file; name a folder.")
+        yield
+    except OSError as error:
+        raise UserError(
+            f"`{option}` got `{folder}`, which cannot be used ({error.strerror}); name another folder."
+        ) from None
 
 
 def _search(console: Console, search: Search, store: Store, given: Given) -> list[Trial]:

@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
@@ -53,18 +53,25 @@ class Kept:
 
     @classmethod
     def read(cls, path: Path) -> Kept:
-        """Read a file, or raise `UserError` if it is none of ours."""
+        """Read a file, or raise `UserError` if it is none of ours, or not what its name says."""
         try:
+            if path.exists() and not path.is_file():
+                # Whoever opens a pipe waits for what never comes.
+                raise ValueError("not a regular file")
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise UserError(f"`{path}` has format {content['format']!r}, not {FORMAT}; use the fedmate it is from.")
             kept = cls(path.stem, content)
-            kept.summary["accuracy"], content["curve"], content["environment"]  # What everybody asks for.
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            _check(kept)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            why = str(error) if type(error) is ValueError else type(error).__name__
             raise UserError(
-                f"`{path}` cannot be read as what is kept of a run ({type(error).__name__}); remove it, or put it back "
-                "from a copy."
+                f"`{path}` cannot be read as what is kept of a run ({why}); remove it, or put it back from a copy."
             ) from None
+        if path.stem.rpartition("-")[2] != digest_of(kept.config):
+            raise UserError(
+                f"`{path}` holds another experiment than its name says; give it the name it had, or remove it."
+            )
         return kept
 
     @property
@@ -90,6 +97,74 @@ class Kept:
         figures = self.summary["accuracy"].get(view)
         mean: float | None = figures and figures[test]["mean"]
         return mean
+
+
+def _check(kept: Kept) -> None:
+    """Raise `ValueError` unless everything is there that others rely on, and is what they take it for."""
+    content, config, summary = kept.content, kept.config, kept.summary
+    sections = [config["dataset"], config["partition"], config["method"]]
+    # What only some runs have comes after what all have.
+    right = {
+        "config": all(isinstance(section["name"], str) for section in sections),
+        "config.rounds": _is_count(config["rounds"]),
+        "config.seed": _is_count(config["seed"]),
+        "summary.accuracy": _is_mapping(summary["accuracy"], lambda one: one is None or _are_means(one)),
+        "summary.partition_sha256": isinstance(summary["partition_sha256"], str),
+        "environment": isinstance(content["environment"], dict),
+        "holdings": _is_table(content["holdings"]),
+        "curve": _is_list(content["curve"], _is_point),
+        "summary.diverged_in_round": kept.diverged_in is None or _is_count(kept.diverged_in),
+        "summary.bytes_up_items": _is_mapping(summary.get("bytes_up_items", {}), _is_count),
+        "summary.bytes_down_items": _is_mapping(summary.get("bytes_down_items", {}), _is_count),
+        "classes": _is_mapping(content.get("classes", {}), lambda one: _is_list(one, _is_figure)),
+        "losses": _is_mapping(content.get("losses", {}), lambda one: _is_list(one, _is_figure)),
+        "measures": _is_list(content.get("measures", []), lambda one: isinstance(one, str)),
+        "class_names": _is_list(content.get("class_names", []), lambda one: isinstance(one, str)),
+        "data_sha256": isinstance(content.get("data_sha256", ""), str),
+    }
+    for part, is_right in right.items():
+        if not is_right:
+            raise ValueError(f"its `{part}` is something else")
+
+
+def _is_mapping(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(is_right, value.values()))
+
+
+def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_figure(value: Any) -> bool:
+    """Tell whether it is a number, or `None` where there is none."""
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
+
+
+def _is_table(value: Any) -> bool:
+    """Tell whether it has a row for each client and a column for each class, at least one of them."""
+    is_right = _is_list(value, lambda row: _is_list(row, _is_count))
+    return is_right and len({len(row) for row in value}) == 1 and bool(value[0])
+
+
+def _are_means(figures: Any) -> bool:
+    return _is_mapping(figures, lambda one: isinstance(one, dict)) and all(
+        _is_figure(figures[test]["mean"]) for test in ("balanced", "own")
+    )
+
+
+def _is_point(point: Any) -> bool:
+    """Tell whether it is an evaluated round, as `_point` makes them."""
+    return (
+        isinstance(point, dict)
+        and _is_count(point["round"])
+        and _is_figure(point["seconds"])
+        and point["seconds"] is not None
+        and _is_mapping(point["accuracy"], lambda tests: _is_mapping(tests, _is_figure))
+    )
 
 
 def name_of(experiment: Experiment) -> str:

@@ -55,7 +55,9 @@ class Outcome:
         cells = grid.cells(wanted)
         names = dict.fromkeys(cell.name for cell in cells)
         found = {name: kept for name in names if (kept := store.find(name)) is not None}
-        arrays = {name: held for name in found if (held := store.arrays(name)) is not None}
+        # Who asks for none is not to be bothered by damaged ones.
+        asked = found if grid.measures else {}
+        arrays = {name: held for name in asked if (held := store.arrays(name)) is not None}
         return cls(grid, wanted, cells, found, arrays)
 
     @property
@@ -97,15 +99,18 @@ class Outcome:
             notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
         return notes + self._unfinished() + self._diverged() + self._unlike() + self._unknown_views()
 
-    def on_common_seeds(self, column: Column) -> Outcome:
-        """Return the outcome with the seeds of a column that all of its rows have, if they have any."""
+    def common_seeds(self, column: Column) -> list[int]:
+        """Return the seeds of a column that all of its rows have; those that diverged do not count."""
         seeds: dict[str, set[int]] = {}
         for cell in self.cells:
-            if cell.column.key == column.key and cell.name in self.found:
+            kept = self.found.get(cell.name)
+            if cell.column.key == column.key and kept is not None and kept.diverged_in is None:
                 seeds.setdefault(cell.row.key, set()).add(cell.seed)
-        common = set.intersection(*seeds.values()) if seeds else set()
-        # Rows that have nothing, or no seed in common with others, are compared as they are.
-        return replace(self, cells=[cell for cell in self.cells if cell.seed in common]) if common else self
+        return sorted(set.intersection(*seeds.values())) if seeds else []
+
+    def on_seeds(self, seeds: Sequence[int]) -> Outcome:
+        """Return the outcome with some seeds only."""
+        return replace(self, cells=[cell for cell in self.cells if cell.seed in seeds])
 
     def _unfinished(self) -> list[str]:
         """Name the rows that are missing, and the columns where it is not in all of them, by seeds."""
@@ -144,14 +149,17 @@ class Outcome:
         return notes
 
     def _unlike(self) -> list[str]:
-        """Name the columns whose rows were not dealt the same samples, which no comparison survives."""
+        """Name the columns whose cells were not dealt from the same samples, which no comparison survives."""
         dealt: dict[tuple[str, int], set[str]] = {}
+        data: dict[str, set[str]] = {}
         for cell in self.cells:
-            if cell.name in self.found:
-                sha256 = self.found[cell.name].summary["partition_sha256"]
-                dealt.setdefault((cell.column.key, cell.seed), set()).add(sha256)
+            kept = self.found.get(cell.name)
+            if kept is not None:
+                dealt.setdefault((cell.column.key, cell.seed), set()).add(kept.summary["partition_sha256"])
+                data.setdefault(cell.column.key, set()).add(kept.content.get("data_sha256", ""))
         unlike = [key for key, found in dealt.items() if len(found) > 1]
-        return [f"{column}, seed {seed}: the rows were dealt different samples" for column, seed in unlike]
+        notes = [f"{column}, seed {seed}: the rows were dealt different samples" for column, seed in unlike]
+        return notes + [f"{key}: the cells have different data" for key, found in data.items() if len(found - {""}) > 1]
 
 
 def _seeds(seeds: Sequence[int]) -> str:

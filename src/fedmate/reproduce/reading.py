@@ -15,7 +15,9 @@ trains = true                 `false`: samples are dealt, nothing is trained
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ from fedmate.reproduce.grid import TESTS, Column, Grid, Row
 
 COLUMN_KEYS, ROW_KEYS = ("name", "stand_ins", "test"), ("name", "paper", "view")
 KEYS = ("title", "source", "test", "shows", "measures", "trains", "base", "quick", "columns", "rows")
+KEY = r"[A-Za-z0-9_.-]{0,59}[A-Za-z0-9_-]"
+"""What may be part of a file's name, and is no `..`."""
+RESERVED = ("cells", "locks", "runs")
+"""Folders of a store."""
 WORDS: dict[type, str] = {str: "a text", bool: "true or false", list: "a list", dict: "a table"}
 
 
@@ -59,6 +65,10 @@ class _Reader:
         self.source = source
 
     def grid(self, name: str, values: Values) -> Grid:
+        if not re.fullmatch(KEY, name) or name in RESERVED:
+            raise self._error(
+                "needs another name: its stem is that of a folder, of up to 60 letters, digits, `_`, `-`."
+            )
         test = self._one_of(values, "", "test", TESTS, "balanced")
         rows, columns = self._tables(values, "rows"), self._tables(values, "columns")
         grid = Grid(
@@ -76,6 +86,8 @@ class _Reader:
         if values:
             key = next(iter(values))
             raise self._error(f"has `{key}`, which it does not know; {nearest(key, KEYS)}")
+        if "dataset" in grid.base:
+            grid = replace(grid, columns=tuple(_on(column, grid.base["dataset"]) for column in grid.columns))
         for row in grid.rows:
             self._check_paper(row, [column.key for column in grid.columns])
         try:
@@ -111,6 +123,12 @@ class _Reader:
 
     def _tables(self, values: Values, kind: str) -> Iterator[tuple[str, Values]]:
         tables = self._take(values, "", kind, dict, {})
+        for key in tables:
+            # Keys become parts of files' names and of `--cells`.
+            if not re.fullmatch(KEY, key):
+                raise self._error(
+                    f"has `[{kind}.{_shown(key)}]`; a key has up to 60 letters, digits, `_`, `-` and `.`."
+                )
         if not tables or not all(isinstance(table, dict) for table in tables.values()):
             raise self._error(f"has no tables `{kind}`; write `[{kind}.KEY]` and keys for each.")
         return iter(tables.items())
@@ -153,6 +171,11 @@ class _Reader:
 
     def _error(self, what: str) -> UserError:
         return UserError(f"`{self.source}` {what}")
+
+
+def _on(column: Column, dataset: Values) -> Column:
+    """Return a column that says itself which data set it has, where all have one."""
+    return column if "dataset" in column.values else replace(column, values={**column.values, "dataset": dataset})
 
 
 def _headline(values: Values) -> str:

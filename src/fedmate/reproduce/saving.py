@@ -13,9 +13,13 @@ from fedmate.errors import UserError
 from fedmate.report.figures import Picture
 from fedmate.report.plots import FORMATS, check_picture
 from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown, to_rich
+from fedmate.reproduce.grid import SETTINGS, Wanted
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.presentation import SHOWS
 from fedmate.reproduce.sheets import figures, published
+
+OURS = "figures.csv"
+"""What every folder has that was made here."""
 
 
 class Saved(NamedTuple):
@@ -37,17 +41,17 @@ class Saved(NamedTuple):
 def save(outcome: Outcome, out: Path) -> Saved:
     """Write all that an experiment shows, over what an earlier call made of fewer cells."""
     shown = [thing for name in outcome.grid.shows for thing in SHOWS[name](outcome)]
-    folder = out / folder_name(outcome)
+    folder = out / folder_name(outcome.grid.name, outcome.wanted)
     storage.make_folder(folder)
     saved, common = Saved(folder, [], [], outcome.notes()), [*outcome.notes(), *published(outcome)]
     for sheet in (thing for thing in shown if isinstance(thing, Sheet)):
         forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
         for suffix, content in forms.items():
-            storage.replace(folder / f"{sheet.name}{suffix}", content.encode())
+            storage.replace_by_parts(folder / f"{sheet.name}{suffix}", [content.encode()])
         saved.files.append(sheet.name)
         # What all tables say is printed once.
         saved.tables.append(to_rich(replace(sheet, notes=[note for note in sheet.notes if note not in common])))
-    storage.replace(folder / "figures.csv", to_csv(figures(outcome)).encode())
+    storage.replace_by_parts(folder / OURS, [to_csv(figures(outcome)).encode()])
     pictures = [thing for thing in shown if isinstance(thing, Picture)]
     try:
         if pictures:
@@ -56,7 +60,7 @@ def save(outcome: Outcome, out: Path) -> Saved:
         return saved._replace(files=[*saved.files, "figures"], notes=[*saved.notes, str(error)])
     for picture in pictures:
         for suffix in FORMATS:
-            storage.replace(folder / f"{picture.name}{suffix}", picture.draw(suffix))
+            storage.replace_by_parts(folder / f"{picture.name}{suffix}", [picture.draw(suffix)])
     return saved._replace(files=[*saved.files, "figures", *(picture.name for picture in pictures)])
 
 
@@ -67,12 +71,19 @@ def _titled(sheet: Sheet) -> Sheet:
     return replace(sheet, head=["table", *sheet.head], rows=rows, groups=groups)
 
 
-def folder_name(outcome: Outcome) -> str:
+def check_out(out: Path, name: str, wanted: Wanted) -> None:
+    """Raise `UserError` if nothing can be put into `--out`, or what will be put there is in somebody's way."""
+    try:
+        storage.make_folder(out)
+    except OSError as error:
+        raise UserError(
+            f"`--out` is `{out}`, where no folder can be made ({error.strerror}); name another place."
+        ) from None
+    folder = out / folder_name(name, wanted)
+    if folder.exists() and not (folder / OURS).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"`{folder}` is in the way: it is nothing that fedmate made; move it, or use another `--out`.")
+
+
+def folder_name(name: str, wanted: Wanted) -> str:
     """Return what the folder is called: quick runs and tuned settings are never mistaken for the paper's."""
-    wanted = outcome.wanted
-    words = [
-        outcome.grid.name,
-        *(["tuned"] if wanted.settings == "tuned" else []),
-        *(["quick"] if wanted.quick else []),
-    ]
-    return "-".join(words)
+    return "-".join([name, *([wanted.settings] if wanted.settings != SETTINGS[0] else []), *["quick"] * wanted.quick])

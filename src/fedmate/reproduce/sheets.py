@@ -32,6 +32,9 @@ class Place(NamedTuple):
     test: str
 
 
+OWN_SEEDS = "on the seeds that each row has, for none is common to all"
+
+
 def accuracy(outcome: Outcome) -> list[Sheet]:
     """Return ours beside the published figures, then for each column every view and both tests."""
     return [_published(outcome), *(_views(outcome, column) for column in outcome.columns)]
@@ -227,14 +230,16 @@ def _views_of(outcome: Outcome, row: Row, column: Column) -> list[str]:
 
 def _ranking(outcome: Outcome, column: Column) -> Sheet:
     """Rank on the seeds that everybody has: one deal may be easier than another."""
-    fair = outcome.on_common_seeds(column)
+    seeds = outcome.common_seeds(column)
+    fair = outcome.on_seeds(seeds) if seeds else outcome
+    which = f"on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, which all rows have" if seeds else OWN_SEEDS
     blocks = [[*_ranked(_entries(fair, column, test))] for test in TESTS]
     rows = [[*left, *right] for left, right in zip_longest(*blocks, fillvalue=["", "", ""])]
     notes = [
         "everybody in the view `pre`: what a client holds after a broadcast, before it trains",
         "(global): the aggregated model, where it is not what clients hold in `pre`",
         BOTH_TESTS,
-        "accuracy in percent, mean over clients; ± standard error of the mean over seeds, those that all rows have",
+        f"accuracy in percent, mean over clients, {which}; ± standard error of the mean over seeds",
     ]
     head, groups = ["place", "method", "accuracy"] * 2, [f"`{test}`" for test in TESTS for _ in range(3)]
     sheet = Sheet(name_for("ranking", column), f"ranking, {label(column)}", head, rows, notes, frozenset(), groups)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedmate.errors import UserError
 from fedmate.experiment.build import Built
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import Layer
@@ -107,12 +108,16 @@ def sweep(work: Work, watcher: Watcher) -> None:
     """Run what is not finished and not claimed by others."""
     for cell in work.left():
         try:
-            with work.store.claim(cell.name):
-                # Somebody may have finished it in the meantime.
-                if not work.is_finished(cell.name):
-                    _run(work, cell, watcher)
+            claim = work.store.claim(cell.name)
         except BusyError:
             continue
+        except UserError as error:
+            watcher.failed(cell.key, str(error))
+            continue
+        with claim:
+            # Somebody may have finished it in the meantime.
+            if not work.is_finished(cell.name):
+                _run(work, cell, watcher)
         if torch.cuda.is_available():
             # A captured round holds memory of the GPU until nobody can ask for it.
             gc.collect()

@@ -95,7 +95,7 @@ class _Rounds(Observer):
 
 def _bars(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("round"),
         MofNCompleteColumn(),

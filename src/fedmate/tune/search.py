@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from fedmate.core.method import Method
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, Layer, Values, nest, resolve
 from fedmate.experiment.deal import deal
+from fedmate.experiment.figures import VIEWS
 from fedmate.experiment.given import Given
 from fedmate.experiment.run import Observer
 from fedmate.experiment.values import NONE
@@ -119,6 +121,7 @@ class Search:
         """Plan a search for the method that a request names, or raise `UserError`."""
         (experiment,) = compose(request)
         view = asked.view or METHODS[experiment.method.name].headline
+        _check_view(experiment.method.name, view)
         runs = _runs(experiment, asked, _shares(request, experiment, asked.shares))
         search = cls(experiment, space_of(experiment), runs, asked.trials, view)
         for cell in search.cells(0, search.start):
@@ -192,6 +195,13 @@ def _study(search: Search) -> Study:
     return study
 
 
+def _check_view(method: str, view: str) -> None:
+    """Refuse a view that a method cannot have; what those that it adds are called is known when it has run once."""
+    if view not in VIEWS and METHODS[method].extra_views is Method.extra_views:
+        known = ", ".join(f"`{one}`" for one in VIEWS)
+        raise UserError(f"`--view` got `{view}`, which `{method}` does not have; name one of {known}.")
+
+
 def _shares(request: Request, experiment: Experiment, asked: Sequence[float]) -> Sequence[float]:
     """Return the values of `partition.share` that each trial is run with; nothing if the partition has none."""
     is_share = experiment.partition.name == "share"
@@ -229,7 +239,8 @@ def _over(experiment: Experiment, layers: Sequence[Layer]) -> Experiment:
 
 def _finish(work: Work, watcher: Watcher) -> None:
     """Run the runs of a trial, and wait for those that another process has."""
-    relay, waited = _Relay(watcher), False
+    relay, waited = _Relay(watcher, work), False
+    _check_views(work)
     while work.left():
         sweep(work, relay)
         if relay.failure is not None:
@@ -242,23 +253,29 @@ def _finish(work: Work, watcher: Watcher) -> None:
             time.sleep(PAUSE)
 
 
+def _check_views(work: Work) -> None:
+    """Refuse a view that the runs that are finished do not have, before another is run for it."""
+    for cell in work.cells:
+        kept, view = work.store.find(cell.name), cell.row.view
+        if kept is not None and kept.diverged_in is None and view not in kept.views:
+            known = ", ".join(f"`{one}`" for one in kept.views)
+            raise UserError(f"`--view` got `{view}`, which the method does not have; known are {known}.")
+
+
 def _accuracy(store: Store, name: str, view: str) -> float | None:
     """Return what a run came to; `None` if it diverged."""
     kept = store.find(name)
     if kept is None:
         raise UserError(f"`{store.folder}` has lost `{name}` during the search; give the same command again.")
-    if view not in kept.views and kept.diverged_in is None:
-        known = ", ".join(f"`{one}`" for one in kept.views)
-        raise UserError(f"`--view` got `{view}`, which the method does not have; known are {known}.")
     return kept.accuracy(view, TEST)
 
 
 @final
 class _Relay(Watcher):
-    """Passes everything on, and remembers why a run could not be finished."""
+    """Passes everything on, remembers why a run could not be finished, and looks at each that could."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, watcher: Watcher, work: Work) -> None:
+        self._watcher, self._work = watcher, work
         self.failure: str | None = None
 
     def began(self, cell: str) -> Observer:
@@ -266,6 +283,7 @@ class _Relay(Watcher):
 
     def ended(self, cell: str, seconds: float) -> None:
         self._watcher.ended(cell, seconds)
+        _check_views(self._work)
 
     def failed(self, cell: str, sentence: str) -> None:
         self._watcher.failed(cell, sentence)
