@@ -111,6 +111,7 @@ def test_cells_and_seeds_are_chosen(grid: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     text = call(str(grid), "--out", str(out), "--cells", "*/local", "--seeds", "2", "--quick")
     assert "4 cells" in text
+    assert "4/4 pictures/local, seed 1: " in text
     found = [json.loads(path.read_text())["config"] for path in (out / "cells").iterdir()]
     assert {config["seed"] for config in found} == {0, 1}
     assert {config["method"]["name"] for config in found} == {"local"}
@@ -132,7 +133,7 @@ def test_cells_of_another_machine_are_taken_over(grid: Path, tmp_path: Path) -> 
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     call(str(grid), "--out", str(theirs), "--cells", "skewed/fedavg")
     text = call(str(grid), "--out", str(ours), "--merge", str(theirs), "--cells", "skewed/*")
-    assert "1 cells are new here" in text
+    assert "new here 1, here already 0" in text
     assert "2 cells, 1 of them finished" in text
     assert "1/1 skewed/local" in text
 

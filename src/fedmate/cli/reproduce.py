@@ -85,7 +85,7 @@ def _list(console: Console) -> None:
 
 def _merge(console: Console, store: Store, folder: Path) -> None:
     merged = store.merge(folder)
-    text = f"{folder}: {len(merged.new)} cells are new here, {len(merged.same)} were here already"
+    text = f"{folder}: new here {len(merged.new)}, here already {len(merged.same)}"
     if merged.unlike:
         text += f"; left alone, for they are here with other figures: {', '.join(merged.unlike)}"
     console.out(f"{text}.", highlight=False)

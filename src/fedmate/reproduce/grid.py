@@ -106,6 +106,11 @@ class Cell:
         """What `--cells` calls it."""
         return f"{self.column.key}/{self.row.key}"
 
+    @property
+    def label(self) -> str:
+        """What it is called while it is run."""
+        return f"{self.key}, seed {self.seed}" if self.seed else self.key
+
     @cached_property
     def name(self) -> str:
         """What its file is called."""

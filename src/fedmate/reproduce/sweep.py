@@ -112,7 +112,7 @@ def sweep(work: Work, watcher: Watcher) -> None:
         except BusyError:
             continue
         except UserError as error:
-            watcher.failed(cell.key, str(error))
+            watcher.failed(cell.label, str(error))
             continue
         with claim:
             # Somebody may have finished it in the meantime.
@@ -172,16 +172,16 @@ def _listen(ends: list[Connection], watcher: Watcher) -> None:
 
 
 def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
-    observer, start = watcher.began(cell.key), time.perf_counter()
+    observer, start = watcher.began(cell.label), time.perf_counter()
     try:
         if cell.trains:
             _train(work, cell, observer)
         else:
             work.store.keep(cell.name, _dealt(cell, work.given))
     except Exception as error:  # What is wrong with one cell is no reason to lose the night for the others.
-        watcher.failed(cell.key, str(error) or type(error).__name__)
+        watcher.failed(cell.label, str(error) or type(error).__name__)
     else:
-        watcher.ended(cell.key, time.perf_counter() - start)
+        watcher.ended(cell.label, time.perf_counter() - start)
 
 
 def _train(work: Work, cell: Cell, observer: Observer) -> None:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedmate.experiment.build import Built
 from fedmate.experiment.run import Observer
+from fedmate.report.sheets import plain
 from fedmate.reproduce.sweep import Watcher
 
 
@@ -63,8 +64,7 @@ class Teller(Watcher):
         if sentence in self._said:
             return
         self._said.add(sentence)
-        plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
-        self._console.out(plain, highlight=False)
+        self._console.out(plain(sentence), highlight=False)
 
     def _over(self, cell: str) -> None:
         self._done += 1

@@ -146,7 +146,8 @@ class Search:
         for run in self.runs:
             experiment = _over(self.experiment, [_layer(settings), Layer(run.name, run.values), Layer("tuning", once)])
             column = Column(run.name, run.name, TEST, run.values)
-            cells.append(Cell(row, column, experiment.general.seed, experiment))
+            # A run of several seeds says in its name which it is.
+            cells.append(Cell(row, column, 0, experiment))
         return cells
 
 
