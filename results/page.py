@@ -9,10 +9,13 @@ from another machine with `--merge DIR`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from fedmate.experiment import tuned
 from fedmate.report.figures import Picture
 from fedmate.report.sheets import Sheet, to_markdown
 from fedmate.reproduce.grid import SETTINGS, Wanted
@@ -36,6 +39,9 @@ NAMES = (
 SEEDS = {"generalization": 3}
 """How many are shown where it is more than one: rows of a table are to be compared, so most of them have as many."""
 
+TUNED = ("generalization",)
+"""What is shown with tuned settings, too; others have a few of its cells."""
+
 INTRODUCTION = """\
 # Results
 
@@ -58,7 +64,7 @@ def outcomes() -> Iterator[Outcome]:
     for name in NAMES:
         grid, shown = load_grid(name), set[str]()
         for quick in (False, True):
-            for settings in SETTINGS:
+            for settings in SETTINGS if name in TUNED else SETTINGS[:1]:
                 wanted = Wanted(SEEDS.get(name, 1), settings, quick)
                 found = Outcome.of(with_records(grid, wanted, store), wanted, store)
                 # Where nothing is trained, nothing is cut short.
@@ -69,7 +75,7 @@ def outcomes() -> Iterator[Outcome]:
 
 def make_page(found: list[Outcome]) -> str:
     """Return the page."""
-    return "\n".join([INTRODUCTION, _summary(found), *map(_section, found), _sources(found)])
+    return "\n".join([INTRODUCTION, _summary(found), *map(_section, found), _tuning(), _sources(found)])
 
 
 def pictures(found: list[Outcome]) -> dict[Path, Picture]:
@@ -118,7 +124,8 @@ def _section(outcome: Outcome) -> str:
     parts += ["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []
     for thing in _shown(outcome):
         if isinstance(thing, Sheet):
-            title = thing.title.removeprefix(outcome.grid.title).lstrip("; ") or heading
+            title = thing.title.removeprefix(outcome.grid.title).lstrip("; ")
+            title = title if title and not title.startswith(",") else heading + title
             own = [note for note in thing.notes if note not in notes and not note.startswith("published in: ")]
             parts.append(to_markdown(replace(thing, title=f"{title[0].upper()}{title[1:]}", notes=own)))
         else:
@@ -151,6 +158,24 @@ def _command(outcome: Outcome) -> str:
     words += ["--settings", wanted.settings] if wanted.settings != SETTINGS[0] else []
     words += ["--quick"] if wanted.quick else []
     return shlex.join(words)
+
+
+def _tuning() -> str:
+    """Return the presets of the package that were found by `fedmate tune`."""
+    rows = [
+        [method, dataset, _settings(entry), entry["view"], f"{entry['default_score']:.2f}", f"{entry['score']:.2f}"]
+        for method, by_dataset in sorted(tomllib.loads(tuned.FILE.read_text(encoding="utf-8")).items())
+        for dataset, entry in by_dataset.items()
+        if entry["command"].startswith("fedmate tune")
+    ]
+    headings = ["method", "data set", "settings found", "view", "default", "found"]
+    note = "accuracy on validation samples that no client holds, in percent; commands: src/fedmate/tuned.toml"
+    return to_markdown(Sheet("tuning", "What tuning found", headings, rows, [note])).replace("### ", "## ", 1)
+
+
+def _settings(entry: Mapping[str, Any]) -> str:
+    found = {**entry["training"], **entry.get("method", {})}
+    return ", ".join(f"`{key}` {value:g}" for key, value in found.items())
 
 
 def _sources(found: list[Outcome]) -> str:
