@@ -41,7 +41,7 @@ class FedAvgM(Method):
         return core.select(server, core.MODEL_PARTS)
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
-        params = train_together(self.setup, self.personal_params(client, download), data, key)
+        params = train_together(self, self.personal_params(client, download), data, key)
         upload = {**params, "num_samples": core.num_samples(data)}
         return LocalResult(core.select(params, ("buffers",)), upload, params, diagnostics={})
 

@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.test_cli import Fedmate
 
 import fedmate
 from fedmate.datasets.digits import Digits
+from fedmate.experiment.priors import Calibration
 
 PIXELS = Digits().load(Path()).train.x[:4]
 
@@ -44,6 +46,15 @@ def model(runs: Path) -> Path:
     """A client's model."""
     path = runs.parent / "model.safetensors"
     fedmate.export(runs / "fedrep", client=1, to=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def calibrated(model: Path) -> Path:
+    """The same, as if it had been trained with prior calibration by a client that holds 2 and 7."""
+    path = model.with_name("calibrated.safetensors")
+    shares = (0, 0, 0.75, 0, 0, 0, 0, 0.25, 0, 0)
+    replace(fedmate.load_model(model), calibration=Calibration(1.0, shares)).save(path)
     return path
 
 
@@ -98,6 +109,40 @@ def test_answers_go_to_a_new_file(fedmate_: Fedmate, model: Path, tmp_path: Path
     assert (tmp_path / "answers.csv").read_text(encoding="utf-8") == fedmate_("predict", model, "x.npz").out
     sentence = refuse(fedmate_, "predict", model, "x.npz", "--to", "answers.csv")
     assert "`answers.csv` exists already and is not overwritten" in sentence
+
+
+OWN = "the prior is `own`, the class shares of its client's training samples: `2` 75.0 %, `7` 25.0 %."
+
+
+@pytest.mark.parametrize(
+    ("prior", "said"),
+    [
+        (None, OWN),
+        ("own", OWN),
+        ("uniform", "the prior is `uniform`: all 10 classes equally likely."),
+        ("0,0,0,0,0,1,0,0,0,1", "the prior is as given: `5` 50.0 %, `9` 50.0 %."),
+        ("estimated", "the prior is `estimated` from the 4 samples, so few that it is uncertain: "),
+    ],
+)
+def test_a_prior_is_chosen_and_said(fedmate_: Fedmate, calibrated: Path, prior: str | None, said: str) -> None:
+    """Beside the answers, so that these can go on into a file."""
+    np.save("x.npy", PIXELS)
+    answer = fedmate_("predict", calibrated, "x.npy", *([] if prior is None else ["--prior", prior]))
+    expected = fedmate.predict(calibrated, PIXELS, prior=prior)
+    assert (answer.status, answer.out) == (0, expected.to_csv())
+    assert answer.err.startswith(f"Note: {said}")
+    assert answer.err == f"Note: {expected.notes[0]}\n"
+
+
+def test_priors_that_are_refused(fedmate_: Fedmate, model: Path, calibrated: Path) -> None:
+    np.save("x.npy", PIXELS)
+    for prior, found in (
+        ("estimate", "`prior` is `estimate`, which is no prior and no list of numbers; did you mean `estimated`?"),
+        ("1,2", "`prior` has 2 numbers for 10 classes; give one number for each class."),
+        ("-1" + ",1" * 9, "`prior` is -1 for class 0; give numbers that are 0 or more."),
+    ):
+        assert found in refuse(fedmate_, "predict", calibrated, "x.npy", "--to", "y.csv", "--prior", prior)
+    assert "the model is not calibrated" in refuse(fedmate_, "predict", model, "x.npy", "--prior", "own")
 
 
 # -------------------- what bad arguments get
@@ -167,7 +212,10 @@ def test_predictions_that_are_refused(
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [("export", ["DIR", "--client", "--global", "--to", "[required]"]), ("predict", ["MODEL", "INPUT", "--to"])],
+    [
+        ("export", ["DIR", "--client", "--global", "--to", "[required]"]),
+        ("predict", ["MODEL", "INPUT", "--to", "--prior"]),
+    ],
 )
 def test_help_names_what_there_is(fedmate_: Fedmate, command: str, words: list[str]) -> None:
     answer = fedmate_(command, "--help")

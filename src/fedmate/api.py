@@ -23,6 +23,7 @@ from fedmate.experiment.export import export_model
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import Job, resumed, run_jobs, started
 from fedmate.experiment.portable import PortableModel, Predictions, check_target
+from fedmate.experiment.priors import Wanted
 from fedmate.experiment.record import Record, runs_of
 from fedmate.progress import Display
 
@@ -146,7 +147,8 @@ def export(
         client: the number of the client whose model it is, as it is after the last broadcast (the view `pre`).
         global_: whether it is the aggregated model instead.
         to: a new file to write it to, `.safetensors` or `.pt2`.
-        data: the samples of a run on your own, if its method trains once more before use.
+        data: the samples of a run on your own, if its method trains once more before use, or if a calibrated run is not
+            finished.
         model: the network of a run on your own.
 
     Raises:
@@ -197,15 +199,20 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
     return portable.load_model(_path("path", path, FILE), model)
 
 
-def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path) -> Predictions:
+def predict(
+    model: PortableModel | str | Path, x: ArrayLike | str | Path, *, prior: Wanted | None = None
+) -> Predictions:
     """Return the classes of raw samples, as `fedmate predict` does.
 
     Args:
         model: what `export` or `load_model` gave, or the path of its file.
         x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a `.npy`, `.npz` or `.csv` file.
+        prior: how likely classes are among the samples, for a model that was trained with `method.calibration`:
+            `uniform`, `own` (as among its client's training samples), `estimated` (from the samples), or a number for
+            each class. By default `own`, and `uniform` for a model that is no client's.
 
     Raises:
-        UserError: the model or the samples cannot be used.
+        UserError: the model, the samples or the prior cannot be used.
 
     Example:
         >>> import tempfile
@@ -216,7 +223,7 @@ def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path) -> Pre
     """
     if not isinstance(model, PortableModel):
         model = portable.load_model(_path("model", model, "what `fedmate.export` gave, or the path of its file"))
-    return model.predict(x)
+    return model.predict(x, prior)
 
 
 def adapt(

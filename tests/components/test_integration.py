@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.integration import Reduction, fine_tune, integrate, prototype_loss, reduce_classes
+from fedmate.components.integration import Reduction, Targets, fine_tune, integrate, prototype_loss, reduce_classes
 from fedmate.components.scrutiny import size_view
 from fedmate.core import Model, Tree, make_key, normal
 
@@ -119,13 +119,18 @@ PROTOTYPES = normal(make_key(9), (CLASSES, WIDTH), torch.float64)
 KNOWN = torch.tensor([True, True, False, True])
 
 
+def targets(prototypes: Tensor, known: Tensor) -> Targets:
+    """One prototype for each class."""
+    return Targets(prototypes[None], prototypes.new_ones(1, len(known)), known)
+
+
 def tuned(
     steps: int = 1, learning_rate: float = 0.1, reduction: Reduction = "mean", prototypes: Tensor = PROTOTYPES
 ) -> Tree:
     network = model()
     classifier = network.init_params()["classifier"]
     return fine_tune(
-        network, classifier, (prototypes, KNOWN), steps=steps, learning_rate=learning_rate, reduction=reduction
+        network, classifier, targets(prototypes, KNOWN), steps=steps, learning_rate=learning_rate, reduction=reduction
     )
 
 
@@ -180,11 +185,27 @@ def test_an_unknown_class_is_no_target_but_stays_in_the_softmax() -> None:
     assert_close(tuned(prototypes=dirty), found, rtol=0, atol=0)
 
 
+def test_fine_tuning_on_many_voices_is_sgd_on_their_weighted_losses() -> None:
+    """Class 1 has one voice of two, whose weight is all; what has no weight may be anything."""
+    network = model()
+    start = network.init_params()["classifier"]
+    voices = normal(make_key(10), (2, CLASSES, WIDTH), torch.float64)
+    weights = torch.tensor([[0.25, 1.0, 0.0, 0.5], [0.75, 0.0, 0.0, 0.5]], dtype=torch.float64)
+    layer = nn.Linear(WIDTH, CLASSES).double()
+    layer.load_state_dict(start)
+    losses = functional.cross_entropy(layer(voices.flatten(0, 1)), torch.arange(CLASSES).repeat(2), reduction="none")
+    ((losses.reshape(2, CLASSES) * weights).sum() / 3).backward()  # type: ignore[no-untyped-call]
+    expected = {name: (p - 0.1 * p.grad).detach() for name, p in layer.named_parameters() if p.grad is not None}
+    dirty = voices.masked_fill(weights[..., None] == 0, torch.nan)
+    found = fine_tune(network, start, Targets(dirty, weights, KNOWN), steps=1, learning_rate=0.1, reduction="mean")
+    assert_close(found, expected, rtol=0, atol=1e-13)
+
+
 def test_no_step_and_no_known_class_leave_the_classifier() -> None:
     network = model()
     start = network.init_params()["classifier"]
     assert_close(tuned(steps=0), start, rtol=0, atol=0)
-    nothing = (torch.zeros(CLASSES, WIDTH, dtype=torch.float64), torch.zeros(CLASSES, dtype=torch.bool))
+    nothing = targets(torch.zeros(CLASSES, WIDTH, dtype=torch.float64), torch.zeros(CLASSES, dtype=torch.bool))
     found = fine_tune(network, start, nothing, steps=2, learning_rate=0.5, reduction="mean")
     assert_close(found, start, rtol=0, atol=0)
 
@@ -197,7 +218,7 @@ def test_unknown_classes_can_be_left_out_of_the_softmax() -> None:
     prototypes, known = torch.randn(4, 3, dtype=torch.float64), torch.tensor([True, True, True, False])
     model = Model(nn.Sequential(nn.Linear(2, 3).double(), layer), classifier="1")
     tuned = fine_tune(
-        model, classifier, (prototypes, known), steps=1, learning_rate=0.3, reduction="mean", mask_unknown=True
+        model, classifier, targets(prototypes, known), steps=1, learning_rate=0.3, reduction="mean", mask_unknown=True
     )
     with torch.no_grad():
         for name, p in smaller.named_parameters():

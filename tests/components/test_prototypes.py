@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.prototypes import centre_loss, centred_loss, local_prototypes, mix_prototypes
+from fedmate.components.prototypes import Centres, centre_loss, centred_loss, local_prototypes, mix_prototypes
 from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal, pad
 from fedmate.core.layers import sample_context
 
@@ -101,7 +101,7 @@ def centres() -> Tensor:
 
 def test_centre_loss_is_the_mean_squared_error_of_each_sample() -> None:
     data, everyone = client(), torch.ones(CLASSES, dtype=torch.bool)
-    found = centre_loss(features(), as_batch(data), centres(), everyone)
+    found = centre_loss(features(), as_batch(data), Centres(centres(), everyone, 1))
     assert_close(found, functional.mse_loss(features(), centres()[data.y]))
 
 
@@ -110,29 +110,42 @@ def test_samples_without_a_centre_add_nothing_but_still_count() -> None:
     data, batch = client(), as_batch(client())
     centred = torch.tensor([True, True, False, True])
     expected = ((features()[data.y == 0] - centres()[0]) ** 2).sum() / (5 * 3)
-    assert_close(centre_loss(features(), batch, centres(), centred), expected)
-    assert centre_loss(features(), batch, centres(), torch.zeros(CLASSES, dtype=torch.bool)) == 0
+    assert_close(centre_loss(features(), batch, Centres(centres(), centred, 1)), expected)
+    assert centre_loss(features(), batch, Centres(centres(), torch.zeros_like(centred), 1)) == 0
 
 
 def test_padding_adds_nothing_and_does_not_count() -> None:
     batch, everyone = as_batch(client()), torch.ones(CLASSES, dtype=torch.bool)
     mask = torch.tensor([True, True, False, False, True])
     expected = functional.mse_loss(features()[mask], centres()[batch.y[mask]])
-    assert_close(centre_loss(features(), batch._replace(mask=mask), centres(), everyone), expected)
+    assert_close(centre_loss(features(), batch._replace(mask=mask), Centres(centres(), everyone, 1)), expected)
     alone = batch._replace(mask=torch.zeros(5, dtype=torch.bool))
-    assert centre_loss(features(), alone, centres(), everyone) == 0
+    assert centre_loss(features(), alone, Centres(centres(), everyone, 1)) == 0
 
 
+def test_normalised_features_are_drawn_to_the_direction_of_their_centre_alone() -> None:
+    """Twice one minus the cosine, whatever the lengths; a feature of zeros is finite."""
+    data, everyone = client(), torch.ones(CLASSES, dtype=torch.bool)
+    cosines = functional.cosine_similarity(features(), centres()[data.y])
+    for scale in (1.0, 7.0):
+        wanted = Centres(scale * centres(), everyone, 1, normalised=True)
+        assert_close(centre_loss(features() / scale, as_batch(data), wanted), (2 - 2 * cosines).mean())
+    assert torch.isfinite(centre_loss(torch.zeros_like(features()), as_batch(data), wanted))
+
+
+@pytest.mark.parametrize("adjustment", [None, torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)])
 @pytest.mark.parametrize("weight", [0.0, 0.8])
-def test_objective_is_cross_entropy_plus_the_weighted_centre_loss_in_training_mode(weight: float) -> None:
+def test_objective_is_cross_entropy_plus_the_weighted_centre_loss_in_training_mode(
+    weight: float, adjustment: Tensor | None
+) -> None:
     network, data = model(), client()
     params, everyone = network.init_params(), torch.ones(CLASSES, dtype=torch.bool)
     batch = as_batch(data)
     with sample_context(batch):
-        loss, buffers = centred_loss(network, centres(), everyone, weight)(params, batch)
+        loss, buffers = centred_loss(network, Centres(centres(), everyone, weight), adjustment)(params, batch)
     linear = functional.linear(data.x, params["extractor"]["0.weight"], params["extractor"]["0.bias"])
     z = functional.batch_norm(linear, None, None, training=True).tanh()
-    logits = functional.linear(z, **params["classifier"])
+    logits = functional.linear(z, **params["classifier"]) + (0 if adjustment is None else adjustment)
     expected = functional.cross_entropy(logits, data.y) + weight * functional.mse_loss(z, centres()[data.y])
     assert_close(loss, expected)
     assert_close(buffers["1.running_mean"], 0.1 * linear.mean(0))

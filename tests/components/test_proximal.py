@@ -92,7 +92,7 @@ def test_the_pull_is_the_difference() -> None:
         variables,
         select(reference, ("extractor", "classifier")),
     )
-    assert_close(slope(proximal_loss(model, reference, 0.3)), expected, rtol=0, atol=1e-12)
+    assert_close(slope(proximal_loss(supervised_loss(model), reference, 0.3)), expected, rtol=0, atol=1e-12)
 
 
 def test_the_value_is_the_sum_of_both() -> None:
@@ -102,7 +102,7 @@ def test_the_value_is_the_sum_of_both() -> None:
     with sample_context(batch):
         plain, _ = supervised_loss(model)(params, batch)
     with sample_context(batch):
-        found, buffers = proximal_loss(model, reference, 0.3)(params, batch)
+        found, buffers = proximal_loss(supervised_loss(model), reference, 0.3)(params, batch)
     assert_close(found, plain + 0.3 * proximal(params, reference, ("extractor", "classifier")), rtol=0, atol=1e-12)
     assert not torch.equal(buffers["1.running_mean"], params["buffers"]["1.running_mean"])
 
@@ -114,5 +114,5 @@ def test_without_weight_a_reference_that_is_not_finite_is_not_looked_at() -> Non
     with sample_context(batch):
         plain, buffers = supervised_loss(model)(params, batch)
     with sample_context(batch):
-        found, others = proximal_loss(model, nowhere, 0.0)(params, batch)
+        found, others = proximal_loss(supervised_loss(model), nowhere, 0.0)(params, batch)
     assert_close((found, others), (plain, buffers), rtol=0, atol=0)

@@ -106,7 +106,7 @@ def test_views_are_there_as_declared(any_lab: Lab, backend_name: str) -> None:
         for name, view in result.views.items():
             if view is not None:
                 assert view.clients == (participants if name == "post" else any_lab.everyone)
-                assert view.accuracies.shape == (len(view.clients), method.setup.num_classes)
+                assert view.accuracies.shape == (len(view.clients), 2, method.setup.num_classes)
                 assert bool(((view.accuracies >= 0) & (view.accuracies <= 1)).all())
 
 

@@ -23,6 +23,7 @@ from fedmate.core import (
     Source,
     Training,
     Tree,
+    adjusted,
     class_accuracies,
     fold,
     make_key,
@@ -61,8 +62,10 @@ def joined(lab: Lab, *newcomers: ClientData) -> Lab:
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report logits instead of accuracies, which are too coarse to tell two models apart."""
 
-    def logits(model: Model, params: Tree, test: ClientData, num_classes: int) -> Tensor:
-        return model.logits(params, test.x).flatten()
+    def logits(
+        model: Model, params: Tree, test: ClientData, num_classes: int, adjustment: Tensor | None = None
+    ) -> Tensor:
+        return adjusted(model.logits(params, test.x), adjustment).flatten()
 
     monkeypatch.setattr(client_module, "class_accuracies", logits)
 
@@ -94,7 +97,11 @@ def test_back_ends_agree_on_newcomers(any_lab: Lab, backend_name: str) -> None:
     model, test, found = lab.method.setup.model, lab.federation.test, adapted(lab, lab.backend(backend_name))
     assert set(found) == {"before", "after"}
     for i in range(len(LABELS)):
-        before, after = (model.logits(params, test.x).flatten() for params in by_hand(lab, i))
+        own = lab.method.adjustment(newcomer(i))
+        before, after = (
+            torch.stack([adjusted(model.logits(params, test.x), one).flatten() for one in (None, own)])
+            for params in by_hand(lab, i)
+        )
         assert_close(found["before"][i], before, rtol=0, atol=1e-9)
         assert_close(found["after"][i], after, rtol=0, atol=1e-9)
         assert not torch.equal(before, after)
@@ -110,7 +117,7 @@ def test_the_message_is_for_a_stranger(make_lab: MakeLab, backend_name: str, mon
     lab = joined(make_lab("fedavg", "plain"))
     monkeypatch.setattr(FedAvg, "download", download)
     found, model = adapted(lab, lab.backend(backend_name)), lab.method.setup.model
-    assert_close(found["before"][0], model.logits(by_hand(lab, 0)[0], lab.federation.test.x).flatten())
+    assert_close(found["before"][0, 0], model.logits(by_hand(lab, 0)[0], lab.federation.test.x).flatten())
 
 
 def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> None:
@@ -119,8 +126,10 @@ def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> N
     found = adapted(lab, lab.backend(backend_name))
     for i in range(len(LABELS)):
         before, after = by_hand(lab, i)
-        assert_close(found["before"][i], class_accuracies(model, before, test, classes))
-        assert_close(found["after"][i], class_accuracies(model, after, test, classes))
+        own = lab.method.adjustment(lab.federation.newcomers[i])
+        for name, params in (("before", before), ("after", after)):
+            rows = [class_accuracies(model, params, test, classes, adjustment) for adjustment in (None, own)]
+            assert_close(found[name][i], torch.stack(rows))
 
 
 def test_newcomers_do_not_touch_training(plain_lab: Lab, backend_name: str) -> None:

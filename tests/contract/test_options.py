@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 
+from fedmate.components.calibration import Calibrated
 from fedmate.core import Training, Tree, flatten
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS
@@ -53,16 +54,21 @@ METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("fedmate", "discriminator"): Change(("bce", "wgan_gp")),
     ("fedmate", "discriminator_learning_rate"): Change((0.01, 0.001)),
     ("fedmate", "fusion_reduction"): Change(("mean", "sum")),
+    ("fedmate", "fusion_until"): Change((1.0, 0.1)),
     ("fedmate", "fusion_weight"): Change((0.6, 0.2)),
     ("fedmate", "integration_learning_rate"): Change((0.01, 0.1)),
+    ("fedmate", "integration_on"): Change(("global", "clients"), {"classifier_start": "global"}),
     ("fedmate", "integration_steps"): Change((1, 2)),
     ("fedmate", "kappa"): Change(("shrink", "constant")),
     ("fedmate", "mask_unknown"): Change((False, True)),
     ("fedmate", "mps"): Change((True, False)),
+    ("fedmate", "normalised_centres"): Change((False, True)),
     ("fedmate", "own_prototypes"): Change((False, True)),
     ("fedmate", "proto_augment"): Change((False, True)),
     ("fedmate", "reduction"): Change(("mean", "sum")),
     ("fedmate", "similarity"): Change(("cosine", "exp_cosine")),
+    ("fedmate_plus", "classifier_learning_rate"): Change((0.1, 0.05)),
+    ("fedmate_plus", "classifier_start"): Change(("own", "global")),
     ("fedpac", "alignment_weight"): Change((1.0, 0.2)),
     ("fedpac", "classifier_epochs"): Change((1, 2)),
     ("fedpac", "classifier_learning_rate"): Change((0.1, 0.05)),
@@ -80,8 +86,12 @@ METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("moon", "temperature"): Change((0.5, 0.1)),
     ("scaffold", "momentum"): Change((0.0, 0.5)),
     ("scaffold", "server_learning_rate"): Change((1.0, 0.5)),
+    **{(name, "calibration"): Change((0.0, 1.0)) for name in METHODS.names() if issubclass(METHODS[name], Calibrated)},
 }
 """By method and option. A new option of fedmate or its example needs a row here; others may have one."""
+
+PARENTS = tuple(METHODS[name] for name in METHODS.names())
+"""Methods, from which others may be derived."""
 
 OURS = ("fedmate", "new_method")
 """The packages whose methods are complete here: fedmate and `examples/`."""
@@ -144,7 +154,10 @@ def differ(one: Tree, other: Tree) -> bool:
 
 def test_every_option_of_a_method_has_a_row(method_name: str) -> None:
     cls = METHODS[method_name]
-    missing = [option for option in options_of(cls) if (method_name, option) not in METHOD_OPTIONS]
+    # What a method has from another one is tried there.
+    inherited = {name for parent in cls.__mro__[1:] if parent in PARENTS for name in options_of(parent)}
+    inherited -= set(vars(cls)["__annotations__"])
+    missing = [name for name in options_of(cls) if (method_name, name) not in METHOD_OPTIONS and name not in inherited]
     if missing and cls.__module__.partition(".")[0] not in OURS:
         pytest.skip(f"no rows in METHOD_OPTIONS for {missing}: whether these do anything is not tried")
     assert not missing

@@ -24,6 +24,7 @@ from fedmate.experiment.adapt import _notes
 from fedmate.experiment.build import build
 from fedmate.experiment.config import load_file, resolve
 from fedmate.experiment.newcomer import Newcomer
+from fedmate.experiment.priors import Calibration
 from fedmate.experiment.restore import Restored
 
 RUN: dict[str, Any] = {
@@ -122,6 +123,21 @@ def test_the_model_is_the_one_that_was_tested(runs: Callable[[str], Path], tmp_p
         assert found.accuracy["after"]["balanced"] == pytest.approx(np.mean(by_class))
         counts = np.bincount(LABELS[-40:], minlength=10)
         assert found.accuracy["after"]["own"] == pytest.approx(counts @ by_class / counts.sum())
+
+
+def test_a_calibrated_model_knows_the_newcomers_shares(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    """And answers as it was tested: on its own distribution with them, on the balanced one without."""
+    x, y, own = IMAGES[:300], LABELS[:300], (LABELS[-200:] % 4 == 1).nonzero()[0] + len(LABELS) - 200
+    path, counts = tmp_path / "model.safetensors", np.bincount(LABELS[own], minlength=10)
+    found = fedmate.adapt(runs("fedmate_plus"), fedmate.Pool(IMAGES[own], LABELS[own], x, y), to=path)
+    for model in (found.model, fedmate.load_model(path)):
+        assert model.calibration == Calibration(1.0, tuple(counts / counts.sum()))
+        for test, prior, weights in (("own", None, counts), ("balanced", "uniform", np.ones(10))):
+            right = model.predict(x, prior).labels == y
+            by_class = [100 * right[y == k].mean() for k in range(10)]
+            assert found.accuracy["after"][test] == pytest.approx(weights @ by_class / weights.sum())
+    assert {*np.flatnonzero(counts)} == {1, 5, 9}
+    assert {*map(int, found.model.predict(x).labels)} <= {1, 5, 9}
 
 
 def test_before_is_the_broadcast(mine: Path) -> None:

@@ -26,6 +26,11 @@ def data(*labels: int) -> ClientData:
     return client_data(torch.zeros(len(labels), 1), torch.tensor(labels))
 
 
+def view(clients: tuple[int, ...], accuracies: Tensor) -> View:
+    """Of models that are the same for both tests."""
+    return View(clients, torch.stack([accuracies, accuracies], 1))
+
+
 LABELS = matrix([0.5, 0.5, 0.0], [0.0, 0.25, 0.75])
 """Two clients, three classes."""
 
@@ -41,8 +46,8 @@ def test_padding_is_no_label() -> None:
 
 
 def test_both_tests_by_hand() -> None:
-    view = View((0, 1), matrix([1.0, 0.5, 0.0], [0.2, 0.4, 0.9]))
-    figures = evaluate_view(view, LABELS)
+    seen = view((0, 1), matrix([1.0, 0.5, 0.0], [0.2, 0.4, 0.9]))
+    figures = evaluate_view(seen, LABELS)
     assert list(figures) == ["balanced", "own"]
     # balanced: client 0 (1 + 0.5 + 0) / 3 = 0.5, client 1 (0.2 + 0.4 + 0.9) / 3 = 0.5
     balanced = figures["balanced"]
@@ -61,9 +66,17 @@ def test_both_tests_by_hand() -> None:
     assert own["per_class"] == pytest.approx([100.0, 100 * 0.35 / 0.75, 90.0])
 
 
+def test_each_test_has_accuracies_of_its_own() -> None:
+    """Those of models as they are, and of models adjusted to what the client holds."""
+    plain, adjusted = matrix([1.0, 0.5, 0.0], [0.2, 0.4, 0.9]), matrix([0.9, 0.9, 0.1], [0.0, 0.0, 1.0])
+    figures = evaluate_view(View((0, 1), torch.stack([plain, adjusted], 1)), LABELS)
+    assert figures["balanced"] == evaluate_view(view((0, 1), plain), LABELS)["balanced"]
+    assert figures["own"] == evaluate_view(view((0, 1), adjusted), LABELS)["own"]
+
+
 def test_a_class_without_test_samples_counts_for_nobody() -> None:
-    view = View((0, 1), matrix([1.0, NAN, 0.0], [0.2, NAN, 0.9]))
-    figures = evaluate_view(view, LABELS)
+    seen = view((0, 1), matrix([1.0, NAN, 0.0], [0.2, NAN, 0.9]))
+    figures = evaluate_view(seen, LABELS)
     assert figures["balanced"]["clients"] == pytest.approx([50.0, 55.0])
     assert figures["balanced"]["per_class"][1] is None
     assert figures["balanced"]["per_class"][0::2] == pytest.approx([60.0, 45.0])
@@ -75,7 +88,7 @@ def test_a_class_without_test_samples_counts_for_nobody() -> None:
 
 def test_a_client_without_any_tested_class_has_no_own_figure() -> None:
     labels = matrix([0.0, 1.0], [0.5, 0.5])
-    figures = evaluate_view(View((0, 1), matrix([0.6, NAN], [0.8, NAN])), labels)
+    figures = evaluate_view(view((0, 1), matrix([0.6, NAN], [0.8, NAN])), labels)
     assert figures["own"]["clients"][0] is None
     assert figures["own"]["clients"][1] == pytest.approx(80.0)
     assert figures["own"]["mean"] == pytest.approx(80.0)
@@ -83,14 +96,14 @@ def test_a_client_without_any_tested_class_has_no_own_figure() -> None:
 
 
 def test_a_class_that_nobody_holds_has_no_own_accuracy() -> None:
-    figures = evaluate_view(View((0,), matrix([0.5, 0.5, 0.7])), LABELS[:1])
+    figures = evaluate_view(view((0,), matrix([0.5, 0.5, 0.7])), LABELS[:1])
     assert figures["own"]["per_class"][2] is None
     assert figures["balanced"]["per_class"][2] == pytest.approx(70.0)
 
 
 def test_those_who_did_not_take_part_have_no_figure() -> None:
     labels = matrix([1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
-    figures = evaluate_view(View((1, 3), matrix([0.0, 0.8], [0.4, 0.2])), labels)
+    figures = evaluate_view(view((1, 3), matrix([0.0, 0.8], [0.4, 0.2])), labels)
     assert figures["balanced"]["clients"] == [None, pytest.approx(40.0), None, pytest.approx(30.0)]
     # Each with its own labels: client 1 has class 1 only; client 3 gets 0.25 * 0.4 + 0.75 * 0.2 = 0.25.
     assert figures["own"]["clients"] == [None, pytest.approx(80.0), None, pytest.approx(25.0)]
@@ -98,7 +111,7 @@ def test_those_who_did_not_take_part_have_no_figure() -> None:
 
 
 def test_nothing_at_all_is_null() -> None:
-    figures = evaluate_view(View((0,), matrix([NAN, NAN, NAN])), LABELS)
+    figures = evaluate_view(view((0,), matrix([NAN, NAN, NAN])), LABELS)
     for test in ("balanced", "own"):
         assert {figures[test][key] for key in ("mean", "std", "worst_tenth")} == {None}
         assert figures[test]["per_class"] == [None] * 3

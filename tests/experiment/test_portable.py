@@ -323,6 +323,7 @@ WRONG_NOTES: dict[str, tuple[Any, str]] = {
     "strange precision": (with_card(dtype="load"), "its description makes no sense"),
     "no spread": (with_card(normalisation={"mean": [0], "std": [0]}), "its description makes no sense"),
     "words": (with_card(normalisation={"mean": ["a"], "std": [1]}), "its description is not fedmate's"),
+    "beyond numbers": (with_card(normalisation={"mean": [10**400], "std": [1]}), "its description is not fedmate's"),
     "other classes": (with_card(class_names=["a", "b"]), "its tensors do not fit its architecture"),
     "unknown network": (note(architecture={"name": "digits_cn", "options": {}}), "did you mean `digits_cnn`?"),
     "another network": (note(architecture={"name": "cifar_cnn", "options": {}}), "cannot read inputs of shape"),

@@ -429,6 +429,10 @@ def test_presets_and_defaults() -> None:
     assert FedMate.headline == "pre"
     options = {name: value for name, value in vars(make()).items() if name != "setup"}
     assert options == {
+        "calibration": 0.0,
+        "fusion_until": 1.0,
+        "integration_on": "global",
+        "normalised_centres": False,
         "mask_unknown": False,
         "classifier_epochs": 1,
         "classifier_learning_rate": 0.1,

@@ -455,7 +455,7 @@ def test_what_leaves_is_complete(tmp_path: Path) -> None:
         again = load_model(tmp_path / f"model{suffix}")
         assert np.allclose(again.predict(x).probabilities, model.predict(x).probabilities, rtol=0, atol=1e-6)
         assert again.architecture == model.architecture
-    options = {"contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
+    options = {"calibration": 0.0, "contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
     assert model.architecture["method"] == {"name": "moon", "options": options}
 
 

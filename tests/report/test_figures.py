@@ -72,7 +72,8 @@ def written(root: ElementTree.Element) -> Iterator[tuple[str, Box]]:
         moved = re.match(r"translate\(([\d.]+) ([\d.]+)\)", element.attrib["transform"])
         x, y = map(float, moved.groups() if moved else (element.attrib["x"], element.attrib["y"]))
         width = 0.5 * size * len(text)
-        left = x - width * {"middle": 0.5, "end": 1.0}.get(style.rpartition("text-anchor: ")[2], 0.0)
+        side = style.rpartition("text-anchor: ")[2].partition(";")[0]
+        left = x - width * {"middle": 0.5, "end": 1.0}.get(side, 0.0)
         yield text, Box(left, y - 0.7 * size, left + width, y)
 
 

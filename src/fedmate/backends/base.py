@@ -10,16 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmate.backends.client import accuracies
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import (
     BOOKKEEPING,
+    ClientData,
     Federation,
     Method,
     Tree,
     all_finite,
-    class_accuracies,
     fold,
     num_bytes,
+    remembered_features,
     select,
     where,
 )
@@ -62,7 +64,8 @@ class View(NamedTuple):
 
     Attributes:
         clients: the ids of those evaluated.
-        accuracies: `[clients, classes]`, shares in 0..1, NaN where the test split has no sample of a class.
+        accuracies: `[clients, 2, classes]`, shares in 0..1, NaN where the test split has no sample of a class: of the
+            model as it is, and adjusted to the client's own distribution, the same unless the method does that.
     """
 
     clients: tuple[int, ...]
@@ -76,7 +79,7 @@ class RoundResult(NamedTuple):
         server: its next state.
         reports: one per participant, in the order of their ids.
         views: by name, empty in a round that is not evaluated; `None` for a view the method does not have.
-        newcomers: accuracies `[newcomers, classes]` `before` and `after` adapting; empty unless evaluated, or if
+        newcomers: accuracies `[newcomers, 2, classes]` `before` and `after` adapting; empty unless evaluated, or if
             there are none.
         diagnostics: of the `clients`, a stack in the order of `reports`, and of the `server`.
         aggregated: false if the aggregate was not finite, so that the server kept its previous state.
@@ -98,8 +101,8 @@ class Outcome(NamedTuple):
         aggregated: false if the aggregate was not finite, so that the server kept its previous state.
         valid: `[participants]`, false for those that diverged.
         losses: `[participants, 2]`, before and after local training.
-        views: accuracies `[clients, classes]` by name, of the participants for `post`; empty unless evaluated.
-        newcomers: accuracies `[newcomers, classes]` `before` and `after` adapting, likewise.
+        views: accuracies `[clients, 2, classes]` by name, of the participants for `post`; empty unless evaluated.
+        newcomers: accuracies `[newcomers, 2, classes]` `before` and `after` adapting, likewise.
         diagnostics: of the participants.
     """
 
@@ -126,7 +129,7 @@ class Cohort(NamedTuple):
         uploads: what crossed.
         valid: `[participants]`, false for those that diverged.
         losses: `[participants, 2]`, before and after local training.
-        views: `post` accuracies `[participants, classes]`, empty in a round that is not evaluated.
+        views: `post` accuracies `[participants, 2, classes]`, empty in a round that is not evaluated.
         diagnostics: what the method wants recorded.
         messages: how large they were.
     """
@@ -190,11 +193,11 @@ class Backend(ABC):
 
     @abstractmethod
     def view(self, server: Tree, task: Round) -> Tree:
-        """Return the accuracies `[clients, classes]` of the views that each client has after the next broadcast."""
+        """Return the accuracies `[clients, 2, classes]` of the views that each client has after the next broadcast."""
 
     @abstractmethod
     def adapt(self, server: Tree, task: Round) -> Tree:
-        """Return the accuracies `[newcomers, classes]` `before` and `after` each newcomer adapts."""
+        """Return the accuracies `[newcomers, 2, classes]` `before` and `after` each newcomer adapts."""
 
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to."""
@@ -249,8 +252,14 @@ class Backend(ABC):
         private = model.buffer_policy == "private" and bool(model.init_params()["buffers"])
         if params is None or private:
             return {}
-        accuracies = class_accuracies(model, params, self.federation.test, self.method.setup.num_classes)
-        return {"global": accuracies.expand(len(self.federation.clients), -1)}
+        with remembered_features():
+            found = [accuracies(self.method, params, data, self.federation.test) for data in self._distinct()]
+        return {"global": torch.stack(found).expand(len(self.federation.clients), -1, -1)}
+
+    def _distinct(self) -> Sequence[ClientData]:
+        """Return the clients for whom one and the same model may answer differently: one stands for all if none do."""
+        clients = self.federation.clients
+        return clients if self.method.adjustment(clients[0]) is not None else clients[:1]
 
 
 def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View | None]:

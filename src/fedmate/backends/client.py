@@ -29,7 +29,7 @@ class Trained(NamedTuple):
         upload: the parts that cross.
         valid: false if the client diverged: its loss or its upload is not finite.
         loss: mean cross-entropy on its own samples before and after local training, `[2]`.
-        views: accuracies of the `post` view for each class, `[classes]`; empty in a round that is not evaluated.
+        views: the `accuracies` of the `post` view; empty in a round that is not evaluated.
         diagnostics: what the method wants recorded.
     """
 
@@ -54,19 +54,22 @@ def train_client(
     model = method.setup.model
     received = method.personal_params(client, download)
     with remembered_features():
-        before = mean_loss(model, received, data)
+        adjustment = method.adjustment(data)
+        before = mean_loss(model, received, data, adjustment)
         result = method.local_update(client, download, data, fold(key, "update"))
-        after = mean_loss(model, result.params, data)
+        after = mean_loss(model, result.params, data, adjustment)
     upload = select(result.upload, method.wire(round_number).up)
     valid = all_finite({**upload, "loss": after})
     # What diverged is thrown away: the client holds on to what it had.
     held = where(valid, result.params, received)
+    with remembered_features():
+        views = {} if test is None else {"post": accuracies(method, held, data, test)}
     return Trained(
         client=where(valid, result.client, client),
         upload=upload,
         valid=valid,
         loss=torch.stack([before, after]),
-        views={} if test is None else {"post": class_accuracies(model, held, test, method.setup.num_classes)},
+        views=views,
         diagnostics=result.diagnostics,
     )
 
@@ -91,24 +94,35 @@ def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData,
     with remembered_features():
         trained = method.local_update(client, download, data, fold(key, "update")).params
         adapted = method.personalise(trained, data, fold(key, "personalise"))
-        valid = all_finite({**adapted, "loss": mean_loss(method.setup.model, adapted, data)})
+        loss = mean_loss(method.setup.model, adapted, data, method.adjustment(data))
+        valid = all_finite({**adapted, "loss": loss})
     return Adapted(received, where(valid, adapted, received), valid)
 
 
 def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Tree:
-    """Return the accuracies for each class of the `pre` view and the method's extra views after a broadcast."""
-    model, classes = method.setup.model, method.setup.num_classes
+    """Return the `accuracies` of the `pre` view and the method's extra views after a broadcast."""
     with remembered_features():
         personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
         views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}
-        return {name: class_accuracies(model, params, test, classes) for name, params in views.items()}
+        return {name: accuracies(method, params, data, test) for name, params in views.items()}
 
 
 def view_newcomer(
     method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
 ) -> Tree:
-    """Return a newcomer's accuracies for each class, `before` and `after` it adapts."""
+    """Return a newcomer's `accuracies`, `before` and `after` it adapts."""
     adapted = adapt_client(method, client, download, data, key)
     models = {"before": adapted.before, "after": adapted.after}
-    classes = method.setup.num_classes
-    return {name: class_accuracies(method.setup.model, params, test, classes) for name, params in models.items()}
+    with remembered_features():
+        return {name: accuracies(method, params, data, test) for name, params in models.items()}
+
+
+def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData) -> Tensor:
+    """Return the accuracies of a client's model, `[tests, classes]`: as it is, and adjusted to what the client holds.
+
+    The first are for a test of which the client's distribution says nothing, the second for one that has it.
+    """
+    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.adjustment(data)
+    plain = class_accuracies(model, params, test, classes)
+    own = plain if adjustment is None else class_accuracies(model, params, test, classes, adjustment)
+    return torch.stack([plain, own])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmate.cli.app import make_console
+from fedmate.cli.app import make_console, one_line
 from fedmate.errors import UserError
 
 
@@ -34,6 +34,14 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What `fedmate export` wrote.")],
     samples: Annotated[Path, typer.Argument(metavar="INPUT", help="Raw samples: `.npy`, `.npz` or `.csv`.")],
     to: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="New file for the answers.")] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PRIOR",
+            help="How likely classes are, for a calibrated model: `own`, `uniform`, `estimated` from INPUT, or numbers "
+            "with commas. [default: `own` for a client's model, else `uniform`]",
+        ),
+    ] = None,
 ) -> None:
     """Tell the class of each sample and how probable it is, as CSV."""
     from fedmate.experiment.portable import check_new, load_model, write_for_user
@@ -42,11 +50,14 @@ def predict(
         if to.suffix != ".csv":
             raise UserError(f"`--to` is `{to}`, but the answers are CSV; name the file `.csv`.")
         check_new(to)
-    answers = load_model(model).predict(samples).to_csv()
+    answers = load_model(model).predict(samples, prior)
+    for note in answers.notes:
+        # Beside the answers, which may be on their way into another program.
+        typer.echo(f"Note: {one_line(note)}", err=True)
     if to is None:
-        typer.echo(answers, nl=False)
+        typer.echo(answers.to_csv(), nl=False)
     else:
-        write_for_user(to, answers.encode())
+        write_for_user(to, answers.to_csv().encode())
 
 
 def adapt(

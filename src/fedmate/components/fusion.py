@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmate.components.discriminators import Kind, Rows, adversarial_losses, discriminator_loss
 from fedmate.components.integration import Reduction, prototype_loss, reduce_classes
 from fedmate.core.data import Batch
-from fedmate.core.local import SGD, cross_entropy, gradient, loop
+from fedmate.core.local import SGD, adjusted, cross_entropy, gradient, loop
 from fedmate.core.model import Model
 from fedmate.core.random import fold
 from fedmate.core.tree import Tree, leaves, where
@@ -44,19 +44,21 @@ class Fusion(NamedTuple):
     """How the classifier is trained.
 
     Attributes:
-        weight: lambda_c; `None` leaves fusion out altogether.
+        weight: lambda_c, a number or a scalar of this round; `None` leaves fusion out altogether.
         kappa: the weight of the adversarial part in this round.
         kinds: how each discriminator is trained, by name.
         reduction: over classes, in eq. 3.
         optimiser, discriminator_optimiser: the steps of the classifier and of both discriminators.
+        adjustment: what is added to the logits of the client's samples, `[classes]`, or nothing.
     """
 
-    weight: float | None
+    weight: float | Tensor | None
     kappa: Tensor
     kinds: dict[str, Kind]
     reduction: Reduction
     optimiser: SGD
     discriminator_optimiser: SGD
+    adjustment: Tensor | None = None
 
 
 class FusedClassifier(NamedTuple):
@@ -84,7 +86,8 @@ def train_classifier(
             rivals, found = _train_discriminators(rivals, compared, fusion, fold(batch.key, "penalty"))
 
         def loss(variables: Tree) -> tuple[Tensor, Tree]:
-            plain = cross_entropy(model.classify({"classifier": variables}, batch.x), batch.y, batch.counted)
+            logits = adjusted(model.classify({"classifier": variables}, batch.x), fusion.adjustment)
+            plain = cross_entropy(logits, batch.y, batch.counted)
             if fusion.weight is None:
                 return plain, {}
             own, adversarial = fusion_losses(model, variables, rivals, knowledge, fusion)

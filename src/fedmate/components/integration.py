@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,36 +43,55 @@ def reduce_classes(values: Tensor, counted: Tensor, reduction: Reduction) -> Ten
     return total if reduction == "sum" else total / counted.sum().clamp(min=1)
 
 
+class Targets(NamedTuple):
+    """What a classifier is tuned to.
+
+    Attributes:
+        prototypes: `[voices, classes, width]`: one for each class, or that of each client.
+        weights: of these, `[voices, classes]`; they add up to 1 for a class that is known, and what has none may be
+            anything.
+        known: which classes have a prototype, `[classes]`. The others are no targets, but their rows stay in the
+            softmax unless `mask_unknown`.
+    """
+
+    prototypes: Tensor
+    weights: Tensor
+    known: Tensor
+
+
 def fine_tune(
     model: Model,
     classifier: Tree,
-    targets: tuple[Tensor, Tensor],
+    targets: Targets,
     *,
     steps: int,
     learning_rate: float,
     reduction: Reduction,
     mask_unknown: bool = False,
 ) -> Tree:
-    """Return the classifier after some full-batch steps of plain SGD on the global prototypes (eq. 8).
+    """Return the classifier after some full-batch steps of plain SGD on prototypes (eq. 8).
 
     Args:
         model: what the classifier belongs to.
         classifier: where to start.
-        targets: prototypes `[classes, width]`, and which of them are known `[classes]`. Classes without a prototype are
-            no targets, but their rows stay in the softmax unless `mask_unknown`.
+        targets: the prototypes.
         steps: how many.
         learning_rate: eta.
         reduction: over the classes.
         mask_unknown: leave classes without a prototype out of the softmax.
     """
-    prototypes, known = targets
+    prototypes, weights, known = targets
+    heard = weights > 0
+    prototypes = prototypes.masked_fill(~heard[..., None], 0)
     # A large finite number: minus infinity would make NaN of the rows of unknown classes.
     barrier = prototypes.new_zeros(known.shape).masked_fill(~known & mask_unknown, -1e9)
     optimiser = SGD(learning_rate)
 
     def loss(variables: Tree) -> tuple[Tensor, Tree]:
-        logits = model.classify({"classifier": variables}, prototypes) + barrier
-        return prototype_loss(logits, known, reduction), {}
+        answers = model.classify({"classifier": variables}, prototypes.flatten(0, 1))
+        logits = answers.reshape(*heard.shape, -1) + barrier
+        losses = -logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1)
+        return reduce_classes((weights * losses).sum(0), known, reduction), {}
 
     for _ in range(steps):
         gradients, _ = gradient(loss, classifier)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedmate.components.scrutiny import size_view
 from fedmate.core.data import Batch, ClientData, class_means
-from fedmate.core.local import Objective, cross_entropy
+from fedmate.core.local import Objective, adjusted, cross_entropy
 from fedmate.core.measure import all_features
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree
@@ -46,26 +49,45 @@ def mix_prototypes(
     return torch.where(held[:, None], mean, previous), known | held
 
 
-def centre_loss(z: Tensor, batch: Batch, centres: Tensor, centred: Tensor) -> Tensor:
+class Centres(NamedTuple):
+    """What features are drawn to.
+
+    Attributes:
+        points: `[classes, width]`.
+        known: which classes have one, `[classes]`; samples of the others add 0.
+        weight: of the centre loss.
+        normalised: compare directions: features and centres of length 1, their squared distance summed over the width.
+    """
+
+    points: Tensor
+    known: Tensor
+    weight: float
+    normalised: bool = False
+
+
+def centre_loss(z: Tensor, batch: Batch, centres: Centres) -> Tensor:
     """Return the squared distance of each feature to its class's centre, averaged over the batch and the width.
 
     Args:
         z: features `[batch, width]`.
         batch: whose features they are.
-        centres: `[classes, width]`.
-        centred: which classes have a centre, `[classes]`; samples of the others add 0.
+        centres: what they are drawn to.
     """
-    distances = (z - centres[batch.y]).square().mean(-1)
-    counted = batch.mask & centred[batch.y]
+    own = centres.points[batch.y]
+    if centres.normalised:
+        distances = (functional.normalize(z, dim=-1) - functional.normalize(own, dim=-1)).square().sum(-1)
+    else:
+        distances = (z - own).square().mean(-1)
+    counted = batch.mask & centres.known[batch.y]
     return torch.where(counted, distances, torch.zeros_like(distances)).sum() / batch.mask.sum().clamp(min=1)
 
 
-def centred_loss(model: Model, centres: Tensor, centred: Tensor, weight: float) -> Objective:
-    """Return the objective of an extractor: cross-entropy plus `weight` times the centre loss."""
+def centred_loss(model: Model, centres: Centres, adjustment: Tensor | None = None) -> Objective:
+    """Return the objective of an extractor: cross-entropy, as in `supervised_loss`, plus the centre loss."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)
-        plain = cross_entropy(model.classify(params, z), batch.y, batch.counted)
-        return plain + weight * centre_loss(z, batch, centres, centred), buffers
+        plain = cross_entropy(adjusted(model.classify(params, z), adjustment), batch.y, batch.counted)
+        return plain + centres.weight * centre_loss(z, batch, centres), buffers
 
     return objective

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fedmate.core.data import Batch
-from fedmate.core.local import Objective, supervised_loss
-from fedmate.core.model import Model
+from fedmate.core.local import Objective
 from fedmate.core.tree import Tree, leaves, select, tree_map
 
 
@@ -18,9 +17,8 @@ def proximal(params: Tree, reference: Tree, parts: tuple[str, ...]) -> Tensor:
     return torch.stack(list(leaves(squares))).sum() / 2
 
 
-def proximal_loss(model: Model, reference: Tree, weight: float) -> Objective:
-    """Return cross-entropy plus `weight` times the proximal term of extractor and classifier."""
-    plain = supervised_loss(model)
+def proximal_loss(plain: Objective, reference: Tree, weight: float) -> Objective:
+    """Return an objective plus `weight` times the proximal term of extractor and classifier."""
     if weight == 0:
         # Left out and not added as 0, so that a method without it is the plain one to the last bit.
         return plain

@@ -7,22 +7,23 @@ from torch import Tensor
 from fedmate.core.data import ClientData, batches
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.local import Objective, fit, supervised_loss
-from fedmate.core.method import Setup
+from fedmate.core.method import Method
 from fedmate.core.tree import Tree
 
 
 def train_together(
-    setup: Setup, params: Tree, data: ClientData, key: Tensor, objective: Objective | None = None
+    method: Method, params: Tree, data: ClientData, key: Tensor, objective: Objective | None = None
 ) -> Tree:
     """Train extractor and classifier together for a round's epochs, on cross-entropy or on another objective."""
-    training = setup.training
+    training = method.setup.training
     steps = batches(data, training.batch_size, training.epochs, key)
-    wanted = objective or supervised_loss(setup.model)
+    wanted = objective or supervised_loss(method.setup.model, method.adjustment(data))
     return fit(wanted, params, steps, training.optimiser(), ("extractor", "classifier"))
 
 
-def tune_classifier(setup: Setup, params: Tree, data: ClientData, epochs: int, key: Tensor) -> Tree:
+def tune_classifier(method: Method, params: Tree, data: ClientData, epochs: int, key: Tensor) -> Tree:
     """Train the classifier alone for some epochs, the extractor frozen; for models that are only evaluated."""
-    training = setup.training
-    steps = frozen_batches(setup.model, params, data, training.batch_size, epochs, key)
-    return fit(classifier_loss(setup.model), params, steps, training.optimiser(), ("classifier",))
+    model, training = method.setup.model, method.setup.training
+    steps = frozen_batches(model, params, data, training.batch_size, epochs, key)
+    objective = classifier_loss(model, method.adjustment(data))
+    return fit(objective, params, steps, training.optimiser(), ("classifier",))

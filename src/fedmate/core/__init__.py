@@ -17,7 +17,7 @@ from fedmate.core.data import (
 )
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.local import SGD, Objective, cross_entropy, fit, gradient, loop, supervised_loss
+from fedmate.core.local import SGD, Objective, adjusted, cross_entropy, fit, gradient, loop, supervised_loss
 from fedmate.core.measure import class_accuracies, mean_loss
 from fedmate.core.memory import FeatureMemory, current_memory, remembered_features
 from fedmate.core.method import BOOKKEEPING, MODEL_PARTS, LocalResult, Method, Setup, Training, Wire
@@ -62,6 +62,7 @@ __all__ = [
     "Training",
     "Tree",
     "Wire",
+    "adjusted",
     "all_finite",
     "batches",
     "class_accuracies",

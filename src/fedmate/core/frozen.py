@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmate.core.data import Batch, ClientData, batches, split, windows
 from fedmate.core.layers import mask_context
-from fedmate.core.local import Objective, cross_entropy
+from fedmate.core.local import Objective, adjusted, cross_entropy
 from fedmate.core.measure import all_features, chunk_size, features_of
 from fedmate.core.model import Model
 from fedmate.core.source import plain_source
@@ -42,10 +42,11 @@ def frozen_batches(
         yield from split(window._replace(x=z), batch_size)
 
 
-def classifier_loss(model: Model) -> Objective:
-    """Return the mean cross-entropy of a batch from `frozen_batches`."""
+def classifier_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
+    """Return the mean cross-entropy of a batch from `frozen_batches`; `adjustment` as in `supervised_loss`."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        return cross_entropy(model.classify(params, batch.x), batch.y, batch.counted), params["buffers"]
+        logits = adjusted(model.classify(params, batch.x), adjustment)
+        return cross_entropy(logits, batch.y, batch.counted), params["buffers"]
 
     return objective

@@ -174,11 +174,21 @@ def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor
     return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)
 
 
-def supervised_loss(model: Model) -> Objective:
-    """Return the objective most methods start from: the mean cross-entropy of a batch, the extractor in training."""
+def adjusted(logits: Tensor, adjustment: Tensor | None) -> Tensor:
+    """Return logits with what a method adds to each class's: `[classes]`, or nothing."""
+    return logits if adjustment is None else logits + adjustment
+
+
+def supervised_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
+    """Return the objective most methods start from: the mean cross-entropy of a batch, the extractor in training.
+
+    Args:
+        model: what is trained.
+        adjustment: what is added to the logits of each class, `[classes]`, or nothing.
+    """
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)
-        return cross_entropy(model.classify(params, z), batch.y, batch.counted), buffers
+        return cross_entropy(adjusted(model.classify(params, z), adjustment), batch.y, batch.counted), buffers
 
     return objective

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmate.core.data import ClientData, class_members
 from fedmate.core.layers import mask_context
-from fedmate.core.local import cross_entropy
+from fedmate.core.local import adjusted, cross_entropy
 from fedmate.core.memory import current_memory
 from fedmate.core.model import Model
 from fedmate.core.source import Source
@@ -55,14 +55,16 @@ def chunk_size(model: Model, device: torch.device) -> int:
     return CORE_CHUNK if one_core else CHUNK
 
 
-def mean_loss(model: Model, params: Tree, data: ClientData) -> Tensor:
-    """Return the mean cross-entropy over a client's samples, in evaluation mode."""
-    return cross_entropy(_logits(model, params, data), data.y, data.counted)
+def mean_loss(model: Model, params: Tree, data: ClientData, adjustment: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy over a client's samples, in evaluation mode, as its method sees it."""
+    return cross_entropy(adjusted(_logits(model, params, data), adjustment), data.y, data.counted)
 
 
-def class_accuracies(model: Model, params: Tree, test: ClientData, num_classes: int) -> Tensor:
+def class_accuracies(
+    model: Model, params: Tree, test: ClientData, num_classes: int, adjustment: Tensor | None = None
+) -> Tensor:
     """Return the share of each class that is recognised, `[classes]`, float64; NaN where a class has no sample."""
-    right = _logits(model, params, test).argmax(-1) == test.y
+    right = adjusted(_logits(model, params, test), adjustment).argmax(-1) == test.y
     # A product, exact for counts: the classes of the test split, which is the same for all, need no copy for each.
     members = class_members(test.y, test.mask, num_classes).to(torch.float64)
     return right.to(torch.float64) @ members / members.sum(0)

@@ -148,6 +148,13 @@ class Method(ABC):
     def global_params(self, server: Tree) -> Tree | None:
         """Return the aggregated model, the `global` view, or `None` where the method has none."""
 
+    def adjustment(self, data: ClientData) -> Tensor | None:
+        """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing.
+
+        Its models then answer as if classes were equally likely; on the client's own distribution it is added again.
+        """
+        return None
+
     def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
         """Fine-tune a copy of the `pre` model before use; the identity for most methods."""
         return params

@@ -49,9 +49,20 @@ class Limits:
         )
 
 
-def option(default: Any, help: str, limits: Limits | None = None, *, is_path: bool = False) -> Any:
-    """Declare a dataclass field that a user may set; a path is kept as an absolute one, to be found from anywhere."""
-    return dataclasses.field(default=default, metadata={"help": help, "limits": limits or Limits(), "path": is_path})
+def option(
+    default: Any, help: str, limits: Limits | None = None, *, is_path: bool = False, is_later: bool = False
+) -> Any:
+    """Declare a dataclass field that a user may set.
+
+    Args:
+        default: its value if nobody sets it.
+        help: what it is, in a few words.
+        limits: the numbers that it may take.
+        is_path: it is kept as an absolute path, to be found from anywhere.
+        is_later: runs were kept before it existed, and its default is what they did: it is no part of their names.
+    """
+    metadata = {"help": help, "limits": limits or Limits(), "path": is_path, "later": is_later}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def options_of(cls: type) -> dict[str, dataclasses.Field[Any]]:

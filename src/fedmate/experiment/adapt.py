@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fedmate.backends.base import View, initial_newcomer, one_thread, welcome
-from fedmate.backends.client import Adapted, adapt_client
-from fedmate.core import ClientData, Tree, class_accuracies, class_counts, fold, unmapped
+from fedmate.backends.client import Adapted, accuracies, adapt_client
+from fedmate.core import ClientData, Tree, class_counts, fold, unmapped
 from fedmate.datasets import Samples
 from fedmate.datasets.given import Pool
 from fedmate.errors import UserError
@@ -83,7 +83,8 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     with torch.no_grad(), one_thread(), unmapped():
         adapted = _train(restored, parts["train"])
         accuracy = {view: _accuracy(restored, params, parts) for view, params in _models(restored, adapted).items()}
-        model = describe(restored, adapted.after, "newcomer")
+        counts = class_counts(parts["train"], restored.method.setup.num_classes).tolist()
+        model = describe(restored, adapted.after, "newcomer", counts)
     if to is not None:
         model.save(to)
     notes = _notes(newcomer, adapted, accuracy)
@@ -119,7 +120,7 @@ def _models(restored: Restored, adapted: Adapted) -> dict[str, Tree]:
 
 def _accuracy(restored: Restored, params: Tree, parts: Mapping[str, ClientData]) -> dict[str, float | None]:
     setup = restored.method.setup
-    found = class_accuracies(setup.model, params, parts["test"], setup.num_classes)
+    found = accuracies(restored.method, params, parts["train"], parts["test"])
     figures = evaluate_view(View((0,), found[None]), label_distribution([parts["train"]], setup.num_classes))
     return {test: figures[test]["mean"] for test in TESTS}
 

@@ -13,7 +13,10 @@ from fedmate.backends.base import View
 from fedmate.core import ClientData, class_counts
 
 TESTS = ("balanced", "own")
-"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution."""
+"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution.
+
+They are the two rows of a view's accuracies: `own` asks a model that its method adjusts to that distribution.
+"""
 
 
 def label_distribution(clients: Sequence[ClientData], num_classes: int) -> Tensor:
@@ -31,8 +34,8 @@ def evaluate_view(view: View, labels: Tensor) -> dict[str, Any]:
     """
     accuracies = 100 * view.accuracies.cpu()
     own = labels[list(view.clients)]
-    weights = {"balanced": torch.ones_like(own), "own": own}
-    return {test: _figures(view, accuracies, weights[test], len(labels)) for test in TESTS}
+    weights = (torch.ones_like(own), own)
+    return {test: _figures(view, accuracies[:, i], weights[i], len(labels)) for i, test in enumerate(TESTS)}
 
 
 def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 
 import fedmate
 from fedmate.backends.base import one_thread
+from fedmate.components.calibration import Calibrated
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
+from fedmate.experiment.deal import deal
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.portable import PortableModel
+from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored, read_steadily
 
@@ -24,7 +28,8 @@ def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> Po
     Args:
         folder: the run's.
         client: its number; the global model if `None`.
-        given: what the run took from Python: its network, and its data if the method trains once more before use.
+        given: what the run took from Python: its network, and its data if the method trains once more before use, or
+            if a calibrated run is not finished.
 
     Raises:
         UserError: there is no such model.
@@ -33,13 +38,14 @@ def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> Po
     return read_steadily(folder, lambda: _export(Restored(folder, given.module), client, given))
 
 
-def describe(restored: Restored, params: Tree, client: int | str) -> PortableModel:
+def describe(restored: Restored, params: Tree, client: int | str, counts: Iterable[int] | None = None) -> PortableModel:
     """Put parameters that came out of a run together with what is known about them.
 
     Args:
         restored: the run.
         params: a model of its method.
         client: whose they are: a number, `global` or `newcomer`.
+        counts: how many training samples of each class that client holds.
     """
     experiment = restored.experiment
     origin = {
@@ -54,7 +60,9 @@ def describe(restored: Restored, params: Tree, client: int | str) -> PortableMod
     # A method that adds layers, and would again, is part of what the network is.
     if method.prepare(model) is not model:
         architecture["method"] = {"name": experiment.method.name, "options": dict(experiment.method.options)}
-    return PortableModel(model.to_module(params), restored.card, architecture, origin)
+    tau = _tau(method)
+    calibration = Calibration(tau) if counts is None else Calibration.of_client(tau, counts)
+    return PortableModel(model.to_module(params), restored.card, architecture, origin, calibration)
 
 
 def _export(restored: Restored, client: int | None, given: Given) -> PortableModel:
@@ -64,7 +72,9 @@ def _export(restored: Restored, client: int | None, given: Given) -> PortableMod
     with torch.no_grad(), one_thread(), unmapped():
         if client is None:
             return describe(restored, global_params(restored), "global")
-        return describe(restored, _personal_params(restored, client, given), int(client))
+        params = _personal_params(restored, client, given)
+        counts = _class_counts(restored, client, given) if _tau(restored.method) else None
+        return describe(restored, params, int(client), counts)
 
 
 def untrained(folder: Path) -> UserError:
@@ -89,6 +99,41 @@ def _personal_params(restored: Restored, client: int, given: Given) -> Tree:
     data = build(restored.experiment, given, restored.checkpoint.initial()[0]).federation.clients[client]
     key = fold(restored.key, "round", restored.round - 1, client)
     return method.personalise(params, data, fold(key, "personalise"))
+
+
+def _tau(method: Method) -> float:
+    """Return the weight of a method's prior calibration, 0 if it has none."""
+    return method.calibration if isinstance(method, Calibrated) else 0.0
+
+
+def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:
+    """Return how many training samples of each class a client holds: the record says it once the run is finished."""
+    rows, classes = Record(restored.folder).clients, range(len(restored.card.class_names))
+    if not rows:
+        return _dealt_counts(restored, client, given)
+    try:
+        (row,) = (row for row in rows if row["client"] == client)
+        counts = [int(row[f"samples_{k}"]) for k in classes]
+        if min(counts) < 0 or not sum(counts):
+            raise ValueError("no client holds this")
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"`{restored.folder / 'clients.csv'}` does not say how many samples of each class client {client} holds; "
+            "put it back from a copy."
+        ) from None
+    return counts
+
+
+def _dealt_counts(restored: Restored, client: int, given: Given) -> list[int]:
+    """Return the same of a run that is not finished, whose data have to be dealt again for that."""
+    dealt = deal(restored.experiment, given)
+    if restored.checkpoint.initial()[1].get("partition", dealt.sha256) != dealt.sha256:
+        raise UserError(
+            f"`{restored.folder}` was begun with other samples than its data set holds now, so that its client's class "
+            "shares are not known; put the old files back."
+        )
+    counts: list[int] = dealt.class_counts()[client].tolist()
+    return counts
 
 
 def global_params(restored: Restored) -> Tree:

@@ -34,6 +34,7 @@ from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment, Layer, resolve
 from fedmate.experiment.given import Given, structure
 from fedmate.experiment.inputs import as_samples, read_array
+from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Wanted
 from fedmate.experiment.program import Program
 from fedmate.models import MODELS
 
@@ -48,11 +49,15 @@ class Predictions(NamedTuple):
         labels: `[samples]`, the most probable class.
         class_names: its name, for each sample.
         probabilities: `[samples, classes]`.
+        prior: how likely each class was taken to be, `[classes]`; `None` from a model without calibration.
+        notes: sentences the user should read.
     """
 
     labels: NDArray[np.int64]
     class_names: list[str]
     probabilities: NDArray[Any]
+    prior: NDArray[np.float64] | None = None
+    notes: tuple[str, ...] = ()
 
     def to_csv(self) -> str:
         """Return a row for each sample, counted from 0: its class and how probable that is."""
@@ -77,6 +82,7 @@ class PortableModel:
             `method`, with the `name` and the `options` of its section.
         origin: where it comes from: `method`, `dataset`, `client` (a number, `global` or `newcomer`), `round` and the
             version of `fedmate`.
+        calibration: what it needs in order to answer for other distributions of classes.
 
     Example:
         >>> card = Card((2,), ("cold", "warm"), Normalisation((10.0,), (5.0,)), "float32")
@@ -90,24 +96,29 @@ class PortableModel:
     card: Card
     architecture: dict[str, Any]
     origin: dict[str, Any]
+    calibration: Calibration = NO_CALIBRATION
 
-    def predict(self, x: ArrayLike | str | Path) -> Predictions:
+    def predict(self, x: ArrayLike | str | Path, prior: Wanted | None = None) -> Predictions:
         """Return the classes of raw samples; the data set's normalisation is done here.
 
         Args:
             x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a file that holds them.
+            prior: for a calibrated model, how likely classes are among them: `uniform`, `own` (as among its client's
+                training samples), `estimated` (from these samples), or a number for each class. By default `own`,
+                and `uniform` for a model that is no client's.
+
+        Raises:
+            UserError: the samples cannot be answered, or there is no such prior.
         """
+        chosen = self.calibration.choose(prior, len(self.card.class_names))
         name, values = ("x", x) if not isinstance(x, str | Path) else (str(x), read_array(Path(x)))
         samples = as_samples(name, as_numbers(name, values), self.card.input_shape)
         logits = self._logits(name, samples)
-        probabilities = logits.softmax(-1)
-        odd = (~torch.isfinite(probabilities).all(1)).nonzero()
-        if len(odd):
-            raise UserError(
-                f"`{name}` makes the network overflow at sample {int(odd[0])}; check the scale of its numbers."
-            )
-        labels = logits.argmax(-1).numpy()
-        return Predictions(labels, [self.card.class_names[label] for label in labels], probabilities.numpy())
+        if chosen is None:
+            return self._answers(logits)
+        settled = chosen.settle(logits)
+        note = settled.describe(self.card.class_names, len(logits))
+        return self._answers(settled.adjust(logits))._replace(prior=settled.shares.numpy(), notes=(note,))
 
     def save(self, path: str | Path) -> None:
         """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""
@@ -137,7 +148,17 @@ class PortableModel:
         if logits.shape != (len(samples), classes) or not logits.is_floating_point():
             answer = f"{list(logits.shape)} {logits.dtype}"
             raise UserError(f"`{name}` got an answer {answer} from a model of {classes} classes; export it again.")
+        odd = (~torch.isfinite(logits.softmax(-1)).all(1)).nonzero()
+        if len(odd):
+            raise UserError(
+                f"`{name}` makes the network overflow at sample {int(odd[0])}; check the scale of its numbers."
+            )
         return logits
+
+    def _answers(self, logits: Tensor) -> Predictions:
+        labels = logits.argmax(-1).numpy()
+        names = [self.card.class_names[label] for label in labels]
+        return Predictions(labels, names, logits.softmax(-1).numpy())
 
     def _tensor(self, samples: NDArray[Any]) -> Tensor:
         """Normalise samples as runs do; what is too large for the network's precision is found in its answer."""
@@ -153,7 +174,9 @@ class PortableModel:
         return pt2.write(self.module, self.card, json.dumps(note, allow_nan=False))
 
     def _note(self, card: Card) -> dict[str, Any]:
-        return {"format": FORMAT, "card": card.to_dict(), "architecture": self.architecture, "origin": self.origin}
+        note = {"format": FORMAT, "card": card.to_dict(), "architecture": self.architecture, "origin": self.origin}
+        # Left out where there is none: as in all files from before there was any.
+        return {**note, "calibration": self.calibration.to_dict()} if self.calibration.tau else note
 
 
 def check_target(path: Path) -> None:
@@ -214,14 +237,14 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
 
 def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> PortableModel:
     tensors, note = unpack(data)
-    card, architecture, origin = _parse(note)
+    card, architecture, origin, calibration = _parse(note)
     module = _build(path, card, architecture, model)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split("\n")[1:2]).strip()
         raise DamagedError(f"its tensors do not fit its architecture ({reason})") from error
-    return PortableModel(module.eval(), card, architecture, origin)
+    return PortableModel(module.eval(), card, architecture, origin, calibration)
 
 
 def _from_json(text: str) -> Any:
@@ -231,7 +254,7 @@ def _from_json(text: str) -> Any:
         raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
 
 
-def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any]]:
+def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any], Calibration]:
     """Return what a note says about a network."""
     try:
         if note["format"] != FORMAT:
@@ -242,8 +265,11 @@ def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any]]:
         sound = card.dtype in ("float32", "float64") and min(*card.input_shape, len(card.class_names)) > 0
         if not sound or not all(std > 0 for std in card.normalisation.std):
             raise DamagedError("its description makes no sense")
-        return card, architecture, dict(note["origin"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        calibration = NO_CALIBRATION
+        if "calibration" in note:
+            calibration = Calibration.from_dict(note["calibration"], len(card.class_names))
+        return card, architecture, dict(note["origin"]), calibration
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
 
 

@@ -6,6 +6,7 @@ from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedbabu import FedBABU
 from fedmate.methods.fedfa import FedFA
 from fedmate.methods.fedmate import FedMate
+from fedmate.methods.fedmate_plus import FedMatePlus
 from fedmate.methods.fedpac import FedPAC
 from fedmate.methods.fedper import FedPer
 from fedmate.methods.fedproto import FedProto
@@ -28,6 +29,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedbabu": FedBABU,
         "fedfa": FedFA,
         "fedmate": FedMate,
+        "fedmate_plus": FedMatePlus,
         "fedpac": FedPAC,
         "fedper": FedPer,
         "fedproto": FedProto,

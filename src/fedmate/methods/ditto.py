@@ -20,6 +20,7 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
@@ -28,18 +29,18 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Tree,
     Wire,
     num_samples,
     option,
     select,
+    supervised_loss,
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Method):
+class Ditto(Calibrated):
     """Personal models that are drawn to the average model."""
 
     headline: ClassVar[str] = "post"
@@ -82,9 +83,10 @@ class Ditto(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model as FedAvg does, and the own one near what was received."""
-        common = train_together(self.setup, {**select(client, ("buffers",)), **download}, data, key)
-        near = proximal_loss(self.setup.model, download, self.proximal_weight)
-        personal = train_together(self.setup, client["personal_model"], data, key, near)
+        common = train_together(self, {**select(client, ("buffers",)), **download}, data, key)
+        plain = supervised_loss(self.setup.model, self.adjustment(data))
+        near = proximal_loss(plain, download, self.proximal_weight)
+        personal = train_together(self, client["personal_model"], data, key, near)
         kept = {"personal_model": personal, **select(common, ("buffers",))}
         return LocalResult(kept, {**common, "num_samples": num_samples(data)}, personal, diagnostics={})
 

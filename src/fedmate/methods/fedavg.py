@@ -13,6 +13,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
@@ -20,7 +21,6 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Tree,
     Wire,
     num_samples,
@@ -31,7 +31,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method):
+class FedAvg(Calibrated):
     """Federated averaging of the whole model."""
 
     bibtex: ClassVar[str] = r"""@inproceedings{fedavg2017,
@@ -67,7 +67,7 @@ class FedAvg(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model."""
-        params = train_together(self.setup, self.personal_params(client, download), data, key)
+        params = train_together(self, self.personal_params(client, download), data, key)
         upload = {**params, "num_samples": num_samples(data)}
         return LocalResult(client=select(params, ("buffers",)), upload=upload, params=params, diagnostics={})
 
@@ -86,4 +86,4 @@ class FedAvg(Method):
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received model with its classifier fine-tuned, the other reading of FT-FedAvg."""
         params = self.personal_params(client, download)
-        return {"classifier_tuned": tune_classifier(self.setup, params, data, self.tuning_epochs, key)}
+        return {"classifier_tuned": tune_classifier(self, params, data, self.tuning_epochs, key)}

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
@@ -28,9 +29,7 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Model,
-    Setup,
     Tree,
     Wire,
     batches,
@@ -45,7 +44,7 @@ from fedmate.errors import UserError
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(Method):
+class FedBABU(Calibrated):
     """Federated averaging of the extractor, below a fixed classifier, with fine-tuning before use."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -100,7 +99,8 @@ class FedBABU(Method):
         model, training = self.setup.model, self.setup.training
         steps = batches(data, training.batch_size, training.epochs, key)
         received = self.personal_params(client, download)
-        params = fit(supervised_loss(model), received, steps, training.optimiser(), ("extractor",))
+        objective = supervised_loss(model, self.adjustment(data))
+        params = fit(objective, received, steps, training.optimiser(), ("extractor",))
         upload = {**select(params, ("extractor", "buffers")), "num_samples": num_samples(data)}
         return LocalResult(select(params, ("classifier", "buffers")), upload, params, diagnostics={})
 
@@ -118,16 +118,17 @@ class FedBABU(Method):
 
     def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
         """Fine-tune the whole network."""
-        return train_together(self._tuning, params, data, key)
+        return train_together(self._fine_tuner, params, data, key)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received extractor with the classifier alone fine-tuned."""
         params = self.personal_params(client, download)
-        return {"classifier_tuned": tune_classifier(self._tuning, params, data, self.tuning_epochs, key)}
+        return {"classifier_tuned": tune_classifier(self._fine_tuner, params, data, self.tuning_epochs, key)}
 
     @property
-    def _tuning(self) -> Setup:
-        """Training with the epochs and the learning rate of fine-tuning."""
+    def _fine_tuner(self) -> FedBABU:
+        """This method with the epochs and the learning rate of fine-tuning."""
         training = self.setup.training
         rate = training.learning_rate if self.tuning_learning_rate is None else self.tuning_learning_rate
-        return replace(self.setup, training=replace(training, epochs=self.tuning_epochs, learning_rate=rate))
+        tuning = replace(training, epochs=self.tuning_epochs, learning_rate=rate)
+        return replace(self, setup=replace(self.setup, training=tuning))

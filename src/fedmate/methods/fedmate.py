@@ -23,16 +23,17 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.discriminators import Kind, init_discriminator
 from fedmate.components.fusion import Fusion, Knowledge, train_classifier
-from fedmate.components.integration import Reduction, fine_tune, integrate
+from fedmate.components.integration import Reduction, Targets, fine_tune, integrate
 from fedmate.components.mixing import mix_by_size
-from fedmate.components.prototypes import centred_loss, local_prototypes
+from fedmate.components.prototypes import Centres, centred_loss, local_prototypes
 from fedmate.components.scrutiny import Beta, Similarity, scrutinise, size_view
 from fedmate.components.transmission import is_transmitted, parse_schedule, transmission_period
 from fedmate.core import (
@@ -40,7 +41,6 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Model,
     Objective,
     Tree,
@@ -57,9 +57,8 @@ from fedmate.core import (
 NOT_NEGATIVE = Limits(at_least=0)
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
-class FedMate(Method):
+class FedMate(Calibrated):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -98,6 +97,13 @@ class FedMate(Method):
     mask_unknown: bool = option(False, "leave classes without a prototype out of the softmax of eq. 8")
     own_prototypes: bool = option(False, "classes without a global prototype are centred on the client's own")
     proto_augment: bool = option(False, "prototypes of cropped and flipped images, as in the authors' code")
+    integration_on: Literal["global", "clients"] = option(
+        "global", "whose prototypes eq. 8 fits: global, or all clients', weighted as MPS does", is_later=True
+    )
+    normalised_centres: bool = option(False, "the centre loss compares directions, not lengths", is_later=True)
+    fusion_until: float = option(
+        1.0, "share of the rounds after which fusion is retired", Limits(at_least=0, at_most=1), is_later=True
+    )
 
     def __post_init__(self) -> None:
         """Refuse a schedule that does not exist."""
@@ -158,14 +164,14 @@ class FedMate(Method):
         sizes, held = size_view(counts, sent.dtype), (counts > 0).any(0)
         weights = scrutiny.weights if self.mps else sizes
         prototypes = torch.where(held[:, None], (weights[..., None] * sent).sum(0), server["prototypes"])
-        known = server["known"] | held
+        known, ones = server["known"] | held, torch.ones_like(weights[:1])
 
         mixed = mix_by_size(server, {**uploads, "num_samples": counts.sum(1)}, valid)
         if self.cci:
             tuned = fine_tune(
                 model,
                 integrate(server["classifier"], uploads["classifier"], sizes),
-                (prototypes, known),
+                self._targets(server, Targets(sent, weights, held), Targets(prototypes[None], ones, known)),
                 steps=self.integration_steps,
                 learning_rate=self.integration_learning_rate,
                 reduction=self.reduction,
@@ -183,6 +189,17 @@ class FedMate(Method):
                 "known": known,
             },
         }
+
+    def _targets(self, server: Tree, sent: Targets, combined: Targets) -> Targets:
+        """Return what the classifier is tuned to; a class that nobody has sent keeps its voice of an earlier round."""
+        if self.integration_on == "global":
+            return combined
+        silent = (~sent.known & server["known"]).to(sent.weights.dtype)
+        return Targets(
+            torch.cat([sent.prototypes, server["prototypes"][None]]),
+            torch.cat([sent.weights, silent[None]]),
+            combined.known,
+        )
 
     def global_params(self, server: Tree) -> Tree | None:
         """The aggregated extractor and classifier."""
@@ -213,7 +230,9 @@ class FedMate(Method):
             params = {**params, "classifier": download["classifier"]}
         own, counts = self._prototypes(params, data, fold(key, "own"))
         knowledge = Knowledge(download["prototypes"], download["known"], own, counts > 0, download["classifier"])
-        fusion, objective = self._fusion(download["round"], own.dtype), self._extractor_objective(knowledge)
+        adjustment = self.adjustment(data)
+        fusion = self._fusion(download["round"], own.dtype, adjustment)
+        objective = self._extractor_objective(knowledge, adjustment)
 
         turns = [(1, 1)] * training.epochs if self.alternate else [(self.classifier_epochs, training.epochs)]
         losses = own.new_zeros(3)
@@ -237,26 +256,31 @@ class FedMate(Method):
         model, classes = self.setup.model, self.setup.num_classes
         return local_prototypes(model, params, data, classes, key if self.proto_augment else None)
 
-    def _fusion(self, round_number: Tensor, dtype: torch.dtype) -> Fusion:
+    def _fusion(self, round_number: Tensor, dtype: torch.dtype, adjustment: Tensor | None) -> Fusion:
         """Return how the classifier is trained in this round."""
         done = round_number.to(dtype) / self.setup.rounds
+        weight: float | Tensor = self.fusion_weight
+        if self.fusion_until < 1:
+            weight = (done < self.fusion_until).to(dtype) * weight
         optimiser = self.setup.training.optimiser
         return Fusion(
-            weight=self.fusion_weight if self.ccf else None,
+            weight=weight if self.ccf else None,
             kappa={"shrink": 1 - done, "grow": done, "constant": torch.ones_like(done)}[self.kappa],
             kinds={"prototype": "bce", "classifier": self.discriminator},
             reduction=self.fusion_reduction,
             optimiser=optimiser(self.classifier_learning_rate),
             discriminator_optimiser=optimiser(self.discriminator_learning_rate),
+            adjustment=adjustment,
         )
 
-    def _extractor_objective(self, knowledge: Knowledge) -> Objective:
+    def _extractor_objective(self, knowledge: Knowledge, adjustment: Tensor | None) -> Objective:
         """Return cross-entropy with the centre loss; in round 0 there is no prototype to be drawn to."""
         centres, centred = knowledge.prototypes, knowledge.known
         if self.own_prototypes:
             centres = torch.where(centred[:, None], centres, knowledge.own)
             centred = centred | knowledge.present
-        return centred_loss(self.setup.model, centres, centred, self.centre_weight)
+        wanted = Centres(centres, centred, self.centre_weight, self.normalised_centres)
+        return centred_loss(self.setup.model, wanted, adjustment)
 
     def _period(self, model: Model) -> int:
         return transmission_period(model.extractor_size, self.setup.num_classes * model.width)

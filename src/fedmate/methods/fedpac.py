@@ -24,6 +24,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.collaboration import (
     FeatureStatistics,
     combine,
@@ -32,13 +33,12 @@ from fedmate.components.collaboration import (
     local_statistics,
 )
 from fedmate.components.mixing import mix_by_size
-from fedmate.components.prototypes import centred_loss, local_prototypes, mix_prototypes
+from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
 from fedmate.core import (
     MODEL_PARTS,
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Model,
     Objective,
     Tree,
@@ -56,7 +56,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(Method):
+class FedPAC(Calibrated):
     """Feature alignment and classifiers combined for each client."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -123,16 +123,16 @@ class FedPAC(Method):
         """Train the classifier with the extractor frozen, then the extractor towards the prototypes."""
         model, training, classes = self.setup.model, self.setup.training, self.setup.num_classes
         params, own_key = self.personal_params(client, download), fold(key, "classifier")
-        received = local_statistics(model, params, data, classes)
+        received, adjustment = local_statistics(model, params, data, classes), self.adjustment(data)
         params = fit(
-            classifier_loss(model),
+            classifier_loss(model, adjustment),
             params,
             frozen_batches(model, params, data, training.batch_size, self.classifier_epochs, own_key),
             training.optimiser(self.classifier_learning_rate),
             ("classifier",),
         )
         params = fit(
-            self._alignment(download, received),
+            self._alignment(download, received, adjustment),
             params,
             batches(data, training.batch_size, training.epochs, fold(key, "extractor")),
             training.optimiser(),
@@ -143,13 +143,13 @@ class FedPAC(Method):
         upload = {**params, "prototypes": prototypes, "statistics": statistics, "class_counts": counts}
         return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={"prototypes": prototypes})
 
-    def _alignment(self, download: Tree, received: FeatureStatistics) -> Objective:
+    def _alignment(self, download: Tree, received: FeatureStatistics, adjustment: Tensor | None) -> Objective:
         """Return cross-entropy plus the distance to the prototypes, the client's own where there is no global one."""
         known = download["known"]
         centres = torch.where(known[:, None], download["prototypes"], received.prototypes)
         # Before anybody has sent a prototype there is nothing to agree on.
         centred = (known | (received.counts > 0)) & known.any()
-        return centred_loss(self.setup.model, centres, centred, self.alignment_weight)
+        return centred_loss(self.setup.model, Centres(centres, centred, self.alignment_weight), adjustment)
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average extractors by n_i and prototypes by n_ik, and combine classifiers for each participant."""

@@ -12,6 +12,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.supervised import train_together
 from fedmate.core import (
@@ -19,7 +20,6 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Tree,
     Wire,
     num_samples,
@@ -30,7 +30,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Method):
+class FedPer(Calibrated):
     """Federated averaging with personal last layers, trained together with the shared ones."""
 
     bibtex: ClassVar[str] = """@article{fedper2019,
@@ -64,7 +64,7 @@ class FedPer(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train all layers together."""
-        params = train_together(self.setup, self.personal_params(client, download), data, key)
+        params = train_together(self, self.personal_params(client, download), data, key)
         shared, personal = self._split(params)
         return LocalResult(personal, {**shared, "num_samples": num_samples(data)}, params, diagnostics={})
 

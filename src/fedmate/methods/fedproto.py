@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from fedmate.components.prototypes import centred_loss, local_prototypes, mix_prototypes
+from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
 from fedmate.core import ClientData, Limits, LocalResult, Method, Model, Tree, Wire, batches, fit, option
 
 NEVER = -1e30
@@ -87,7 +87,7 @@ class FedProto(Method):
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the client's own model towards the prototypes, by cross-entropy alone while there are none."""
         model, training = self.setup.model, self.setup.training
-        objective = centred_loss(model, download["prototypes"], download["known"], self.prototype_weight)
+        objective = centred_loss(model, Centres(download["prototypes"], download["known"], self.prototype_weight))
         steps = batches(data, training.batch_size, training.epochs, key)
         params = fit(objective, client, steps, training.optimiser(), ("extractor", "classifier"))
         prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)

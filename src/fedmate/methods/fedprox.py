@@ -14,6 +14,7 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
@@ -22,18 +23,18 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Tree,
     Wire,
     num_samples,
     option,
     select,
+    supervised_loss,
 )
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Method):
+class FedProx(Calibrated):
     """Federated averaging with a proximal term."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -76,8 +77,9 @@ class FedProx(Method):
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model, not too far away from where it was."""
         received = self.personal_params(client, download)
-        objective = proximal_loss(self.setup.model, received, self.proximal_weight)
-        params = train_together(self.setup, received, data, key, objective)
+        plain = supervised_loss(self.setup.model, self.adjustment(data))
+        objective = proximal_loss(plain, received, self.proximal_weight)
+        params = train_together(self, received, data, key, objective)
         upload = {**params, "num_samples": num_samples(data)}
         return LocalResult(client=select(params, ("buffers",)), upload=upload, params=params, diagnostics={})
 

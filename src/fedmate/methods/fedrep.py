@@ -15,13 +15,13 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.supervised import tune_classifier
 from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Tree,
     Wire,
     batches,
@@ -38,7 +38,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Method):
+class FedRep(Calibrated):
     """Federated learning of a shared representation."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -83,17 +83,17 @@ class FedRep(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the classifier with the extractor frozen, then the extractor with the classifier frozen."""
-        model, training = self.setup.model, self.setup.training
+        model, training, adjustment = self.setup.model, self.setup.training, self.adjustment(data)
         params, own_key = self.personal_params(client, download), fold(key, "classifier")
         params = fit(
-            classifier_loss(model),
+            classifier_loss(model, adjustment),
             params,
             frozen_batches(model, params, data, training.batch_size, self.classifier_epochs, own_key),
             training.optimiser(self.classifier_learning_rate),
             ("classifier",),
         )
         params = fit(
-            supervised_loss(model),
+            supervised_loss(model, adjustment),
             params,
             batches(data, training.batch_size, training.epochs, fold(key, "extractor")),
             training.optimiser(),
@@ -117,4 +117,4 @@ class FedRep(Method):
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received extractor with the client's classifier tuned to it, as the authors evaluate at the end."""
         params = self.personal_params(client, download)
-        return {"classifier_tuned": tune_classifier(self.setup, params, data, self.tuning_epochs, key)}
+        return {"classifier_tuned": tune_classifier(self, params, data, self.tuning_epochs, key)}

@@ -26,17 +26,18 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.core import (
     MODEL_PARTS,
     Batch,
     ClientData,
     LocalResult,
-    Method,
     Model,
     Objective,
     Tree,
     Wire,
+    adjusted,
     batches,
     class_counts,
     cross_entropy,
@@ -51,7 +52,7 @@ from fedmate.errors import UserError
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(Method):
+class FedRoD(Calibrated):
     """A balanced generic classifier that is shared, and a personal one added to it."""
 
     bibtex: ClassVar[str] = """@inproceedings{fedrod2022,
@@ -121,6 +122,7 @@ class FedRoD(Method):
         """Return the sum of both losses; each reaches the parameters it is for, and no other."""
         model, counts = self.setup.model, class_counts(data, self.setup.num_classes)
         prior, lacking = counts.clamp(min=1).to(dtype).log(), counts == 0
+        adjustment = self.adjustment(data)
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
@@ -130,7 +132,8 @@ class FedRoD(Method):
                 logits = (logits + prior).masked_fill(lacking, torch.finfo(dtype).min)
             generic = cross_entropy(logits, batch.y, batch.counted)
             fixed = {**params, "classifier": tree_map(torch.detach, params["classifier"])}
-            personal = cross_entropy(model.classify(_added_up(fixed), z.detach()), batch.y, batch.counted)
+            answers = adjusted(model.classify(_added_up(fixed), z.detach()), adjustment)
+            personal = cross_entropy(answers, batch.y, batch.counted)
             return generic + personal, buffers
 
         return objective

@@ -19,14 +19,15 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, LocalResult, Method, Tree, Wire, num_samples, select
+from fedmate.core import ClientData, LocalResult, Tree, Wire, num_samples, select
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Method):
+class LGFedAvg(Calibrated):
     """Federated averaging of the classifier, on top of personal extractors."""
 
     headline: ClassVar[str] = "post"
@@ -63,7 +64,7 @@ class LGFedAvg(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the own extractor and the received classifier together."""
-        params = train_together(self.setup, self.personal_params(client, download), data, key)
+        params = train_together(self, self.personal_params(client, download), data, key)
         upload = {**select(params, ("classifier",)), "num_samples": num_samples(data)}
         return LocalResult(select(params, ("extractor", "buffers")), upload, params, diagnostics={})
 

@@ -10,13 +10,14 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, LocalResult, Method, Tree, Wire
+from fedmate.core import ClientData, LocalResult, Tree, Wire
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Local(Method):
+class Local(Calibrated):
     """Training without a federation."""
 
     headline: ClassVar[str] = "post"
@@ -39,7 +40,7 @@ class Local(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the client's own model further."""
-        params = train_together(self.setup, client, data, key)
+        params = train_together(self, client, data, key)
         return LocalResult(client=params, upload={}, params=params, diagnostics={})
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.supervised import train_together
 from fedmate.core import (
@@ -29,11 +30,11 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
     Model,
     Objective,
     Tree,
     Wire,
+    adjusted,
     cross_entropy,
     num_samples,
     option,
@@ -51,7 +52,7 @@ SHORTEST = 1e-8
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MOON(Method):
+class MOON(Calibrated):
     """Model-contrastive federated learning."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -106,7 +107,7 @@ class MOON(Method):
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model, its features drawn to those it came with and away from those of the last time."""
         received = self.personal_params(client, download)
-        params = train_together(self.setup, received, data, key, self._objective(client, received, data))
+        params = train_together(self, received, data, key, self._objective(client, received, data))
         upload = {**params, "num_samples": num_samples(data)}
         return LocalResult(_state(params, torch.ones_like(client["has_previous"])), upload, params, diagnostics={})
 
@@ -124,15 +125,15 @@ class MOON(Method):
 
     def _objective(self, client: Tree, received: Tree, data: ClientData) -> Objective:
         """Return cross-entropy plus the contrastive loss of a client that has a previous model."""
-        model = self.setup.model
+        model, adjustment = self.setup.model, self.adjustment(data)
         if self.contrastive_weight == 0:
-            return supervised_loss(model)
+            return supervised_loss(model, adjustment)
         look_global = _frozen_features(model, received, data)
         look_previous = _frozen_features(model, client["previous_model"], data)
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
-            plain = cross_entropy(model.classify(params, z), batch.y, batch.counted)
+            plain = cross_entropy(adjusted(model.classify(params, z), adjustment), batch.y, batch.counted)
             cosines = torch.stack([_cosine(z, look(batch)) for look in (look_global, look_previous)], dim=-1)
             # The right answer of two is the global model, which is the first.
             contrast = cross_entropy(cosines / self.temperature, torch.zeros_like(batch.y), batch.counted)

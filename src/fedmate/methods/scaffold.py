@@ -30,6 +30,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from fedmate.components.calibration import Calibrated
 from fedmate.components.mixing import mix_by_size
 from fedmate.core import (
     MODEL_PARTS,
@@ -37,8 +38,6 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
-    Method,
-    Model,
     Objective,
     Tree,
     Wire,
@@ -60,7 +59,7 @@ TRAINED = ("extractor", "classifier")
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Method):
+class Scaffold(Calibrated):
     """Federated averaging with control variates against client drift."""
 
     bibtex: ClassVar[str] = """@inproceedings{scaffold2020,
@@ -100,7 +99,7 @@ class Scaffold(Method):
         model, training = self.setup.model, self.setup.training
         start, own, common = self.personal_params(client, download), client["control"], download["control"]
         params = fit(
-            _corrected_loss(model, tree_map(torch.sub, common, own)),
+            _corrected_loss(supervised_loss(model, self.adjustment(data)), tree_map(torch.sub, common, own)),
             start,
             batches(data, training.batch_size, training.epochs, key),
             replace(training.optimiser(), momentum=self.momentum),
@@ -159,9 +158,8 @@ def _all_samples(sizes: Tensor) -> Tensor:
     return (sizes.sum().to(torch.float64) * sizes.shape[0] / met).clamp(min=1)
 
 
-def _corrected_loss(model: Model, correction: Tree) -> Objective:
-    """Return cross-entropy plus <w, c - c_i>, whose gradient has c - c_i added; the loss itself nobody reads."""
-    plain = supervised_loss(model)
+def _corrected_loss(plain: Objective, correction: Tree) -> Objective:
+    """Return an objective plus <w, c - c_i>, whose gradient has c - c_i added; the loss itself nobody reads."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         loss, buffers = plain(params, batch)

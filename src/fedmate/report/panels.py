@@ -91,6 +91,11 @@ Part = TypeVar("Part", bound=Titled)
 
 def draw_panels(frame: Frame, panels: Sequence[Part], paint: Callable[[Axes, Part], None], suffix: str) -> bytes:
     """Return a picture of panels, the legend below them."""
+    return written(arrange_panels(frame, panels, paint), suffix)
+
+
+def arrange_panels(frame: Frame, panels: Sequence[Part], paint: Callable[[Axes, Part], None]) -> Figure:
+    """Return the same before it is written, for those who add what depends on where everything is."""
     from matplotlib.figure import Figure
 
     beside = beside_of(panels)
@@ -112,7 +117,7 @@ def draw_panels(frame: Frame, panels: Sequence[Part], paint: Callable[[Axes, Par
         axes.remove()
     figure.suptitle(title, fontsize=LETTER + 1, parse_math=False)
     _add_legend(figure, frame.entries, columns)
-    return written(figure, suffix)
+    return figure
 
 
 def _add_legend(figure: Figure, entries: Entries, columns: int) -> None:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
+from fedmate.core.options import options_of
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment
@@ -181,8 +182,20 @@ def name_of(experiment: Experiment) -> str:
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
-    said = {key: value for key, value in flat(config).items() if key not in ELSEWHERE}
+    usual = {f"method.{name}": default for name, default in _later(config["method"]["name"]).items()}
+    # What an option does that came later and is off, runs did that were kept before it.
+    said = {
+        key: value
+        for key, value in flat(config).items()
+        if key not in ELSEWHERE and not (key in usual and usual[key] == value)
+    }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _later(method: str) -> dict[str, Any]:
+    """Return the options of a method that came when runs were kept already, with their defaults."""
+    options = options_of(METHODS[method]) if method in METHODS.names() else {}
+    return {name: field.default for name, field in options.items() if field.metadata["later"]}
 
 
 def condense(record: Record) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def curves(outcome: Outcome) -> list[Picture]:
 
     panels = _panels(outcome, outcome.columns, series, lambda column: _tested(outcome, column))
     labels = ("round", _accuracy_label(outcome))
-    return [Lines("curves", _title(outcome, "accuracy by round"), panels, labels)] if panels else []
+    return [Lines("curves", title_of(outcome, "accuracy by round"), panels, labels)] if panels else []
 
 
 def losses(outcome: Outcome) -> list[Picture]:
@@ -50,7 +50,7 @@ def losses(outcome: Outcome) -> list[Picture]:
     panels = _panels(outcome, outcome.columns, series)
     keys = [(f"{way} local training", look) for way, look in ways.items()]
     labels = ("round", "cross-entropy (nats)")
-    title = _title(outcome, "by round")
+    title = title_of(outcome, "by round")
     return [Lines("losses", title, panels, labels, logarithmic=True, keys=keys)] if panels else []
 
 
@@ -110,7 +110,7 @@ def classwise(outcome: Outcome) -> list[Picture]:
     found: list[Picture] = []
     for classes, columns in alike.items():
         name = "classwise" if len(alike) == 1 else name_for("classwise", columns[0])
-        panels, title = _panels(outcome, columns, series), _title(outcome, "mean over clients")
+        panels, title = _panels(outcome, columns, series), title_of(outcome, "mean over clients")
         if panels:
             found.append(Dots(name, title, panels, classes, "accuracy (%)"))
     return found
@@ -125,7 +125,7 @@ def line(outcome: Outcome) -> list[Picture]:
     panels = [Panel(_tested(outcome, column), drawn) for column, drawn in found if drawn]
     labels = (_varied(outcome), _accuracy_label(outcome))
     ticks = [row.name for row in outcome.rows]
-    title = _title(outcome, "ours and the paper's")
+    title = title_of(outcome, "ours and the paper's")
     return [Lines("line", title, panels, labels, ticks, mark_best=True)] if panels else []
 
 
@@ -187,7 +187,7 @@ def _clouds(outcome: Outcome, column: Column, found: Mapping[str, Sequence[Proto
         return None
     name = "prototypes" if len(outcome.columns) == 1 else name_for("prototypes", column)
     seed = ", first seed" if outcome.wanted.seeds > 1 else ""
-    title = _title(outcome, f"t-SNE of local prototypes, {column.name}{seed}")
+    title = title_of(outcome, f"t-SNE of local prototypes, {column.name}{seed}")
     return Clouds(name, title, panels, _class_names(kept))
 
 
@@ -240,14 +240,15 @@ def holdings(outcome: Outcome) -> list[Picture]:
             f"{column.name}, seed {kept.config['seed']}",
             _warnings(outcome, [column]),
         )
-        found.append(Circles(name_for("holdings", column), _title(outcome, column.name), about))
+        found.append(Circles(name_for("holdings", column), title_of(outcome, column.name), about))
     return found
 
 
 # -------------------- what they share
 
 
-def _title(outcome: Outcome, what: str) -> str:
+def title_of(outcome: Outcome, what: str) -> str:
+    """Return what stands above a picture: what it belongs to, what it shows, and what a reader must know."""
     tuned = ", tuned settings" if outcome.wanted.settings == "tuned" else ""
     warnings = _warnings(outcome, outcome.columns)
     return f"{outcome.grid.title}; {what}{tuned}" + (f" ({'; '.join(warnings)})" if warnings else "")
@@ -263,14 +264,14 @@ def _warnings(outcome: Outcome, columns: Sequence[Column]) -> list[str]:
     return [*quick, *(f"{data} stands in for {', '.join(names)}" for data, names in missing.items())]
 
 
-def _run_with(column: Column) -> str:
+def run_with(column: Column) -> str:
     """Return a column's name, and what it was run with if that is something else."""
     return column.name if column.stands_in_for is None else f"{column.name}\n(run with {column.data})"
 
 
 def _tested(outcome: Outcome, column: Column) -> str:
     """Return the same, and the test if other columns have another."""
-    name, *rest = _run_with(column).split("\n")
+    name, *rest = run_with(column).split("\n")
     test = f", {column.test} test" if len({one.test for one in outcome.columns}) > 1 else ""
     return "\n".join([name + test, *rest])
 
@@ -279,7 +280,7 @@ def _panels(
     outcome: Outcome,
     columns: Sequence[Column],
     series: Callable[[Row, Column], list[Series]],
-    title: Callable[[Column], str] = _run_with,
+    title: Callable[[Column], str] = run_with,
 ) -> list[Panel]:
     """Return a panel for each column in which there is something to draw."""
     found = []

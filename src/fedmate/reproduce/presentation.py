@@ -10,6 +10,7 @@ from fedmate.report.figures import Picture
 from fedmate.report.sheets import Sheet
 from fedmate.reproduce.effort import cost, time_to_accuracy
 from fedmate.reproduce.grid import Grid
+from fedmate.reproduce.harmony import harmony
 from fedmate.reproduce.measures import MEASURES
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.pictures import classwise, curves, holdings, line, losses, prototypes
@@ -22,6 +23,7 @@ SHOWS: dict[str, Callable[[Outcome], Shown]] = {
     "classwise": classwise,
     "cost": cost,
     "curves": curves,
+    "harmony": harmony,
     "holdings": lambda outcome: [*spread(outcome), *holdings(outcome)],
     "line": line,
     "losses": losses,
@@ -31,7 +33,7 @@ SHOWS: dict[str, Callable[[Outcome], Shown]] = {
 }
 """By the name that a file calls it."""
 
-DRAWN = frozenset({"classwise", "curves", "holdings", "line", "losses", "prototypes"})
+DRAWN = frozenset({"classwise", "curves", "harmony", "holdings", "line", "losses", "prototypes"})
 """Those that are pictures, too."""
 
 

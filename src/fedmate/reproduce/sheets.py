@@ -101,6 +101,15 @@ def distinct(outcome: Outcome, column: Column) -> list[tuple[str, list[Row]]]:
     return [(" / ".join(row.name for row in rows), rows) for names, rows in alike.items() if names]
 
 
+def on_common_seeds(outcome: Outcome, column: Column) -> tuple[Outcome, str]:
+    """Return the seeds that everybody has, for one deal may be easier than another, and say which these are."""
+    seeds = outcome.common_seeds(column)
+    if not seeds:
+        return outcome, OWN_SEEDS
+    which = f"on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, which all rows have"
+    return outcome.on_seeds(seeds), which
+
+
 def label(column: Column) -> str:
     """Return a column's name, and what it was run with instead if that is something else."""
     return column.name if column.stands_in_for is None else f"{column.name} (run with {column.data})"
@@ -229,10 +238,7 @@ def _views_of(outcome: Outcome, row: Row, column: Column) -> list[str]:
 
 
 def _ranking(outcome: Outcome, column: Column) -> Sheet:
-    """Rank on the seeds that everybody has: one deal may be easier than another."""
-    seeds = outcome.common_seeds(column)
-    fair = outcome.on_seeds(seeds) if seeds else outcome
-    which = f"on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, which all rows have" if seeds else OWN_SEEDS
+    fair, which = on_common_seeds(outcome, column)
     blocks = [[*_ranked(_entries(fair, column, test))] for test in TESTS]
     rows = [[*left, *right] for left, right in zip_longest(*blocks, fillvalue=["", "", ""])]
     notes = [

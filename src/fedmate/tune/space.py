@@ -22,6 +22,11 @@ SPACES: dict[str, dict[str, tuple[float, float]]] = {
         "centre_weight": (0.1, 10.0),
         "fusion_weight": (0.1, 3.0),
     },
+    "fedmate_plus": {
+        "classifier_learning_rate": (0.003, 0.3),
+        "centre_weight": (0.1, 10.0),
+        "fusion_weight": (0.1, 3.0),
+    },
     "fedpac": {"classifier_learning_rate": (0.003, 0.3), "alignment_weight": (0.1, 10.0)},
     "fedper": {},
     "fedproto": {"prototype_weight": (0.1, 10.0)},

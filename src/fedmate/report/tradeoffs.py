@@ -1,0 +1,165 @@
+"""Pictures of two numbers of which more is better: who has how much of both, and whom nobody surpasses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmate.report.figures import Picture
+from fedmate.report.labels import Scene, boxes_around, nearest_in, place_names
+from fedmate.report.panels import Entries, Frame, Look, arrange_panels
+from fedmate.report.plots import LETTER, LINES, POINTS, plain, shortened, written
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+
+SIZE = (6.6, 5.0)
+"""The width and height of the panel, in inches."""
+
+MARKER, NAME_SIZE = 5.5, LETTER - 2
+"""Points that a marker and a letter beside it have."""
+
+LED = 9.0
+"""Points from a point to its name from which on a line leads there."""
+
+GREY = "#555555"
+FRONT: dict[str, Any] = {"color": "#999999", "linewidth": 1.1, "linestyle": "-", "zorder": 1.5}
+BARS: dict[str, Any] = {"color": GREY, "marker": "+", "markersize": 11, "markeredgewidth": 0.9, "linestyle": "none"}
+
+
+class Spot(NamedTuple):
+    """Somebody with two numbers.
+
+    Attributes:
+        name: what stands beside it.
+        entry: what the legend calls it.
+        look: the number of its look.
+        x, y: the numbers.
+        errors: how far each may be off; `None` where that is not known.
+        on_front: whether nobody surpasses it.
+    """
+
+    name: str
+    entry: str
+    look: int
+    x: float
+    y: float
+    errors: tuple[float, float] | None
+    on_front: bool
+
+
+class Plane(NamedTuple):
+    """The panel: what stands above it, and who is in it."""
+
+    title: str
+    spots: Sequence[Spot]
+
+
+@final
+@dataclass(frozen=True)
+class Tradeoff(Picture):
+    """A point for each with its name beside it, and the front of those whom nobody surpasses.
+
+    Attributes:
+        plane: who is drawn.
+        labels: what the axes show, with units: to the right, and upwards.
+        front: what the legend calls the front.
+        bars: what it calls bars, where there are some.
+    """
+
+    plane: Plane
+    labels: tuple[str, str]
+    front: str
+    bars: str
+
+    def _draw(self, suffix: str) -> bytes:
+        spots = self.plane.spots
+        entries: Entries = [
+            (spot.entry, {**Look.of(spot.look).points, "linestyle": "none", "markersize": MARKER}) for spot in spots
+        ]
+        entries.append((self.front, FRONT))
+        entries += [(self.bars, BARS)] if any(spot.errors for spot in spots) else []
+        figure = arrange_panels(Frame(self.title, self.labels, entries, SIZE), [self.plane], _paint)
+        # Names find their places once the panel has its own.
+        figure.draw_without_rendering()
+        _name(figure.axes[0], spots)
+        return written(figure, suffix)
+
+
+def _paint(axes: Axes, plane: Plane) -> None:
+    """Draw points and bars, and below them the front up to the edges."""
+    for spot in plane.spots:
+        look = Look.of(spot.look)
+        axes.plot([spot.x], [spot.y], linestyle="none", markersize=MARKER, zorder=3, **look.points)
+        if spot.errors is not None:
+            across, upward = spot.errors
+            bars: dict[str, Any] = {"color": look.colour, "linewidth": 0.9, "alpha": 0.75, "zorder": 2.5}
+            axes.plot([spot.x - across, spot.x + across], [spot.y, spot.y], **bars)
+            axes.plot([spot.x, spot.x], [spot.y - upward, spot.y + upward], **bars)
+    axes.margins(0.12, 0.12)
+    # From here on the edges stay where points and bars have put them.
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    axes.plot(*stairs(plane.spots, (axes.get_xlim()[0], axes.get_ylim()[0])).T, **FRONT)
+    axes.grid(color=LINES, linewidth=0.4)
+
+
+def stairs(spots: Sequence[Spot], edges: tuple[float, float]) -> NDArray[np.float64]:
+    """Return the corners of the front, `[corners, 2]`: from the left edge by way of its points to the lower edge."""
+    front = sorted({(spot.x, spot.y) for spot in spots if spot.on_front})
+    corners = [(edges[0], front[0][1])]
+    for x, y in front:
+        corners += [(corners[-1][0], y), (x, y)]
+    return np.array([*corners[1:], (front[-1][0], edges[1])])
+
+
+# -------------------- names
+
+
+def _name(axes: Axes, spots: Sequence[Spot]) -> None:
+    """Write a name beside each point, and draw a line to those that are further away."""
+    texts = [_text(axes, spot) for spot in spots]
+    extents = [text.get_window_extent() for text in texts]
+    frame = axes.get_window_extent()
+    scale = POINTS / axes.figure.dpi
+    points = axes.transData.transform([(spot.x, spot.y) for spot in spots]) * scale
+    sizes = np.array([(extent.width, extent.height) for extent in extents]) * scale + 1
+    edges = np.array([frame.x0, frame.y0, frame.x1, frame.y1]) * scale + (2, 2, -2, -2)
+    places = place_names(Scene(points, sizes, MARKER + 2, _lines(axes) * scale, edges))
+    for spot, text, point, size, middle in zip(spots, texts, points, sizes, places, strict=True):
+        text.set_position(tuple(middle - point))
+        end = nearest_in(boxes_around(middle, size), point) - point
+        if np.linalg.norm(end) > LED:
+            _lead(axes, spot, end)
+
+
+def _text(axes: Axes, spot: Spot) -> Annotation:
+    """Write a name on its point, from where it is moved."""
+    place: dict[str, Any] = {"xytext": (0, 0), "textcoords": "offset points", "ha": "center", "va": "center"}
+    looks: dict[str, Any] = {"color": _dark(spot.look), "fontsize": NAME_SIZE, "zorder": 4, "parse_math": False}
+    return axes.annotate(shortened(plain(spot.name)), (spot.x, spot.y), in_layout=False, **looks, **place)
+
+
+def _lead(axes: Axes, spot: Spot, end: NDArray[np.float64]) -> None:
+    """Draw a line from a point to where its name is, so many points of a page away."""
+    line = {"arrowstyle": "-", "color": _dark(spot.look), "linewidth": 0.5, "shrinkA": 0, "shrinkB": MARKER / 2}
+    place = (float(end[0]), float(end[1]))
+    axes.annotate("", (spot.x, spot.y), place, textcoords="offset points", arrowprops=line, in_layout=False)
+
+
+def _dark(look: int) -> tuple[float, ...]:
+    """Return the colour of a look, dark enough for small letters."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(0.65 * part for part in to_rgb(Look.of(look).colour))
+
+
+def _lines(axes: Axes) -> NDArray[np.float64]:
+    """Return boxes around the bars and the front, whose parts are all upright or level, in pixels."""
+    corners = [line.get_transform().transform(line.get_xydata()) for line in axes.lines]
+    starts, ends = (np.concatenate([part[side] for part in corners]) for side in (slice(-1), slice(1, None)))
+    return np.concatenate([np.minimum(starts, ends) - 1, np.maximum(starts, ends) + 1], axis=1)

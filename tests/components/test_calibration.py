@@ -1,0 +1,213 @@
+"""Prior calibration: what is added to logits, and what it is for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from fedmate.backends.base import Round
+from fedmate.backends.client import accuracies
+from fedmate.backends.sequential import Sequential
+from fedmate.components.calibration import BARRIER, Calibrated, estimate_prior, prior_adjustment
+from fedmate.core import (
+    ClientData,
+    Federation,
+    Model,
+    Setup,
+    Training,
+    client_data,
+    gradient,
+    make_key,
+    normal,
+    supervised_loss,
+    unmapped,
+)
+from fedmate.core.data import batches
+from fedmate.core.layers import sample_context
+from fedmate.core.local import cross_entropy
+from fedmate.methods import METHODS
+
+CLASSES = 4
+CALIBRATED = [name for name in METHODS.names() if issubclass(METHODS[name], Calibrated)]
+
+
+def model() -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+    return Model(layers, classifier="2")
+
+
+def samples(labels: list[int], number: int = 0) -> ClientData:
+    return client_data(normal(make_key(number), (len(labels), 3), torch.float64), torch.tensor(labels))
+
+
+def make(name: str = "fedavg", **options: object) -> Calibrated:
+    training = Training(batch_size=4, epochs=2, learning_rate=0.1)
+    method = METHODS[name](setup=Setup(model(), CLASSES, 3, training), **options)
+    assert isinstance(method, Calibrated)
+    return method
+
+
+# -------------------- what is added
+
+
+def test_a_client_adds_the_logarithm_of_its_class_shares() -> None:
+    found = make(calibration=0.5).adjustment(samples([0, 0, 0, 1, 2, 2]))
+    shares = torch.tensor([3, 1, 2], dtype=torch.float64) / 6
+    assert found is not None
+    assert_close(found[:3], 0.5 * shares.log())
+    assert found[3] == BARRIER
+
+
+def test_duplicating_all_samples_changes_nothing() -> None:
+    labels = [0, 0, 1, 2, 2, 2, 2]
+    once, thrice = (make(calibration=1.0).adjustment(samples(labels * times)) for times in (1, 3))
+    assert once is not None
+    assert thrice is not None
+    assert torch.equal(once, thrice)
+
+
+def test_padding_is_nobodys_sample() -> None:
+    data = samples([0, 0, 1, 3])
+    some = data._replace(mask=torch.tensor([True, True, True, False]), filled=3)
+    found, expected = make(calibration=1.0).adjustment(some), make(calibration=1.0).adjustment(samples([0, 0, 1]))
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found, expected)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=6).filter(lambda parts: sum(parts) > 0))
+def test_no_share_makes_anything_infinite(parts: list[float]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        shares = torch.tensor(parts, dtype=torch.float64) / sum(parts)
+        adjustment = prior_adjustment(shares.to(dtype), 1.0)
+        assert torch.isfinite(adjustment).all()
+        probabilities = (torch.zeros(1, len(parts), dtype=dtype) + adjustment).softmax(-1)
+        assert torch.isfinite(probabilities).all()
+
+
+def test_a_uniform_prior_is_the_identity() -> None:
+    logits = normal(make_key(1), (50, CLASSES), torch.float64)
+    uniform = prior_adjustment(torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64), 1.0)
+    assert_close((logits + uniform).softmax(-1), logits.softmax(-1))
+
+
+def test_a_class_that_is_not_held_gets_no_gradient_and_no_probability() -> None:
+    network, data = model(), samples([0, 0, 1, 1])
+    params, adjustment = network.init_params(), make(calibration=1.0).adjustment(data)
+    batch = next(batches(data, 4, 1, make_key(2)))
+    with unmapped(), sample_context(batch):
+        slope, _ = gradient(lambda v: supervised_loss(network, adjustment)({**params, **v}, batch), params)
+    assert torch.isfinite(slope["classifier"]["weight"]).all()
+    assert not slope["classifier"]["weight"][2:].any()
+    assert slope["classifier"]["weight"][:2].any()
+
+
+def test_the_loss_is_the_cross_entropy_of_adjusted_logits() -> None:
+    network, data = model(), samples([0, 2, 1, 1])
+    params, adjustment = network.init_params(), torch.tensor([1.0, -0.5, 0.0, 2.0], dtype=torch.float64)
+    batch = next(batches(data, 4, 1, make_key(2)))
+    with sample_context(batch):
+        found, _ = supervised_loss(network, adjustment)(params, batch)
+    assert_close(found, functional.cross_entropy(network.logits(params, batch.x) + adjustment, batch.y))
+
+
+# -------------------- what it is for
+
+
+def drawn(shares: list[float], number: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return labels, and logits of the best model for equally likely classes: unit Gaussians around the corners."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(torch.tensor(shares), number, replacement=True, generator=generator)
+    centres = 2 * torch.eye(len(shares), dtype=torch.float64)
+    x = centres[labels] + torch.randn(number, len(shares), dtype=torch.float64, generator=generator)
+    return labels, -(x[:, None] - centres).square().sum(-1) / 2
+
+
+@pytest.mark.parametrize("shares", [[0.7, 0.2, 0.1], [0.05, 0.05, 0.9], [1 / 3, 1 / 3, 1 / 3]])
+def test_expectation_maximisation_recovers_a_known_prior(shares: list[float]) -> None:
+    _, logits = drawn(shares, 20_000, 0)
+    assert_close(estimate_prior(logits), torch.tensor(shares, dtype=torch.float64), rtol=0, atol=0.015)
+
+
+def test_a_class_that_is_not_there_is_estimated_as_rare_and_nothing_is_infinite() -> None:
+    _, logits = drawn([0.5, 0.5, 0.0], 5_000, 1)
+    found = estimate_prior(logits)
+    assert found[2] < 0.01
+    assert_close(found.sum(), torch.tensor(1.0, dtype=torch.float64))
+
+
+def test_estimation_does_not_care_about_what_all_logits_of_a_sample_share() -> None:
+    _, logits = drawn([0.6, 0.3, 0.1], 500, 2)
+    assert_close(estimate_prior(logits + torch.arange(500.0)[:, None]), estimate_prior(logits), rtol=0, atol=1e-6)
+
+
+def test_the_right_prior_answers_better_than_none_and_an_estimate_nearly_as_well() -> None:
+    shares = [0.8, 0.15, 0.05]
+    labels, logits = drawn(shares, 20_000, 3)
+
+    def accuracy(prior: Tensor) -> float:
+        return float(((logits + prior_adjustment(prior, 1.0)).argmax(-1) == labels).double().mean())
+
+    known, uniform = torch.tensor(shares, dtype=torch.float64), torch.full((3,), 1 / 3, dtype=torch.float64)
+    assert accuracy(known) > accuracy(uniform) + 0.02
+    assert accuracy(estimate_prior(logits)) > accuracy(known) - 0.003
+
+
+# -------------------- in a method
+
+
+def federation() -> Federation:
+    clients = samples([0] * 9 + [1, 2], 5), samples([1] * 8 + [0, 3, 3], 6)
+    return Federation(clients, samples([0, 1, 2, 3] * 5, 7), CLASSES)
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_without_weight_nothing_is_adjusted(name: str) -> None:
+    """What trains is the method without it, to the last operation; the other weight is tried by the contract."""
+    assert make(name, calibration=0.0).adjustment(federation().clients[0]) is None
+
+
+def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_model_itself() -> None:
+    method, (client, _) = make(calibration=1.0), federation().clients
+    params, test = method.setup.model.init_params(), federation().test
+    adjustment = method.adjustment(client)
+    assert adjustment is not None
+    found = accuracies(method, params, client, test)
+    plain = method.setup.model.logits(params, test.x)
+    for row, logits in enumerate((plain, plain + adjustment)):
+        right = (logits.argmax(-1) == test.y).double()
+        assert_close(found[row], torch.stack([right[test.y == k].mean() for k in range(CLASSES)]))
+    assert not torch.equal(found[0], found[1])
+
+
+def test_one_global_model_is_asked_on_behalf_of_each_client() -> None:
+    """As it is for the balanced test, and adjusted to each client's own shares for the other."""
+    method = make(calibration=1.0)
+    backend = Sequential(method, federation(), make_key(0))
+    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
+    result = backend.run_round(server, Round(0, (0, 1), evaluate=True))
+    view = result.views["global"]
+    assert view is not None
+    assert torch.equal(view.accuracies[0, 0], view.accuracies[1, 0])
+    for i, client in enumerate(federation().clients):
+        assert torch.equal(view.accuracies[i], accuracies(method, result.server, client, federation().test))
+    assert not torch.equal(view.accuracies[0, 1], view.accuracies[1, 1])
+
+
+def test_the_losses_on_record_are_those_that_are_trained() -> None:
+    """The loss before training is the adjusted one; the plain one is another."""
+    method = make(calibration=1.0)
+    backend = Sequential(method, federation(), make_key(0))
+    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
+    reports = backend.run_round(server, Round(0, (0, 1), evaluate=False)).reports
+    for report, client in zip(reports, federation().clients, strict=True):
+        logits, adjustment = method.setup.model.logits(server, client.x), method.adjustment(client)
+        assert adjustment is not None
+        assert report.loss_before == pytest.approx(float(cross_entropy(logits + adjustment, client.y, None)))

@@ -1,0 +1,159 @@
+"""Two numbers of everybody: points, bars, the front, and names that can be read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.report.test_figures import SVG, drawing, frames, panels_of, points_of, texts, written
+
+from fedmate.report.panels import COLOURS
+from fedmate.report.plots import FORMATS
+from fedmate.report.tradeoffs import FRONT, Plane, Spot, Tradeoff, stairs
+
+LABELS = ("balanced (%)", "own (%)")
+
+
+def spot(number: int, x: float, y: float, *, error: float | None = None, on_front: bool = False) -> Spot:
+    errors = None if error is None else (error, 2 * error)
+    return Spot(f"row {number}", f"entry {number}", number, x, y, errors, on_front)
+
+
+def picture(*spots: Spot, title: str = "a title") -> Tradeoff:
+    return Tradeoff("x", title, Plane("a column", spots), LABELS, "the front", "bars")
+
+
+THREE = (spot(0, 10, 80, on_front=True), spot(1, 50, 40, on_front=True), spot(2, 30, 40))
+
+
+def crowd(number: int) -> list[Spot]:
+    """Many close together, and one far from them."""
+    close = [
+        spot(i, 60 + 1.1 * (i % 5), 70 + 0.9 * (i // 5), error=0.4, on_front=i == number - 2) for i in range(number - 1)
+    ]
+    return [*close, spot(number - 1, 20, 30, error=1.0)]
+
+
+def lines(root: ElementTree.Element, colour: str) -> list[list[list[float]]]:
+    """Return the corners of the lines of a colour inside the panel, but for markers."""
+    (panel,) = panels_of(root)
+    drawn = [one for one in panel.iter(f"{SVG}path") if "clip-path" in one.attrib]
+    drawn = [one for one in drawn if f"stroke: {colour.lower()}" in one.attrib["style"]]
+    return [np.array(re.findall(r"-?\d+\.?\d*", one.attrib["d"]), dtype=float).reshape(-1, 2).tolist() for one in drawn]
+
+
+# -------------------- points and bars
+
+
+def test_points_are_where_the_numbers_are() -> None:
+    (panel,) = panels_of(drawing(picture(*THREE)))
+    ((x0, y0),), ((x1, y1),), ((x2, y2),) = (points_of(panel, number) for number in range(3))
+    assert (x2 - x0) / (x1 - x0) == pytest.approx(0.5, abs=1e-3)
+    assert y1 == y2
+    assert y0 < y1, "in SVG larger numbers are further up"
+
+
+def test_bars_are_as_long_as_the_errors() -> None:
+    root = drawing(picture(spot(0, 10, 80, error=5.0, on_front=True), spot(1, 50, 40)))
+    (panel,) = panels_of(root)
+    ((x0, y0),), ((x1, y1),) = (points_of(panel, number) for number in range(2))
+    (left, right), (low, high) = lines(root, COLOURS[0])
+    unit, rise = (x1 - x0) / 40, (y1 - y0) / 40
+    assert [left[0], right[0], left[1]] == pytest.approx([x0 - 5 * unit, x0 + 5 * unit, y0], abs=1e-3)
+    assert [low[1], high[1], low[0]] == pytest.approx([y0 + 10 * rise, y0 - 10 * rise, x0], abs=1e-3)
+    assert lines(root, COLOURS[1]) == [], "its errors are not known"
+    assert "bars" in texts(root)
+
+
+def test_without_errors_there_are_no_bars_nor_words_of_them() -> None:
+    root = drawing(picture(*THREE))
+    assert "bars" not in texts(root)
+    assert [lines(root, COLOURS[number]) for number in range(3)] == [[]] * 3
+
+
+# -------------------- the front
+
+
+def test_the_front_goes_in_stairs_from_edge_to_edge() -> None:
+    three = [spot(0, 5, 1, on_front=True), spot(1, 1, 9, on_front=True), spot(2, 3, 4, on_front=True)]
+    assert stairs([*three, spot(3, 0, 0)], (-1, -2)).tolist() == [
+        *([-1, 9], [1, 9]),
+        *([1, 4], [3, 4]),
+        *([3, 1], [5, 1]),
+        [5, -2],
+    ]
+    twice = [spot(0, 1, 9, on_front=True), spot(1, 1, 9, on_front=True)]
+    assert stairs(twice, (0, 0)).tolist() == [[0, 9], [1, 9], [1, 0]]
+
+
+def test_the_front_is_drawn_and_named() -> None:
+    root = drawing(picture(*THREE))
+    (panel,), (frame,) = panels_of(root), frames(root)
+    (first,), (second,) = (points_of(panel, number) for number in (0, 1))
+    (front,) = lines(root, FRONT["color"])
+    assert front == [
+        pytest.approx(corner, abs=1e-3)
+        for corner in ([frame.left, first[1]], first, [first[0], second[1]], second, [second[0], frame.bottom])
+    ]
+    assert texts(root)[-1] == "the front"
+
+
+# -------------------- names
+
+
+@pytest.mark.parametrize("number", [2, 16, 20])
+def test_names_can_be_read(number: int) -> None:
+    root = drawing(picture(*crowd(number)))
+    (frame,) = frames(root)
+    found = [(text, box) for text, box in written(root) if text.startswith("row")]
+    assert sorted(text for text, _ in found) == sorted(f"row {i}" for i in range(number))
+    for (_, one), (_, other) in itertools.combinations(found, 2):
+        assert not one.meets(other)
+    for _, box in found:
+        assert frame.left < box.left < box.right < frame.right
+        assert frame.top < box.top < box.bottom < frame.bottom
+    (panel,) = panels_of(root)
+    # Strokes of the axes are black, too.
+    markers = [(x, y) for look in range(8) for x, y in points_of(panel, look) if frame.left < x and y < frame.bottom]
+    assert len(markers) == number
+    assert not [(x, y) for x, y in markers for _, box in found if box.left < x < box.right and box.top < y < box.bottom]
+
+
+def test_everybody_is_in_the_legend() -> None:
+    root = drawing(picture(*crowd(16)))
+    (frame,) = frames(root)
+    names = {text: box for text, box in written(root) if text.startswith("entry")}
+    assert [*names] == [f"entry {i}" for i in range(16)]
+    assert min(box.top for box in names.values()) > frame.bottom
+
+
+def test_names_far_from_their_points_have_a_line_to_them() -> None:
+    def leads(*spots: Spot) -> int:
+        (panel,) = panels_of(drawing(picture(*spots)))
+        return sum("stroke-width: 0.5" in one.attrib.get("style", "") for one in panel.iter(f"{SVG}path"))
+
+    assert leads(*THREE) == 0
+    assert leads(*(spot(i, 50, 50, on_front=True) for i in range(12)), spot(12, 20, 20)) > 2
+
+
+# -------------------- odd ones, and forms
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_odd_names_and_single_points_are_drawn(suffix: str) -> None:
+    odd = ["$x$ & <b>", "$\\frac{", "_hidden", "猫", "\x00", "a name that is longer than anybody would read"]
+    spots = [Spot(name, name, i, 1.0, 1.0, None, True) for i, name in enumerate(odd)]
+    data = picture(*spots, title=odd[1]).draw(suffix)
+    assert picture(spots[0]).draw(suffix)
+    if suffix == ".svg":
+        found = texts(ElementTree.fromstring(data))
+        assert [found.count(name) for name in [*odd[:4], "?", odd[5]]] == [2, 3, 2, 2, 2, 1]
+        assert "a name that is longer t…" in found
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_same_numbers_give_the_same_bytes(suffix: str) -> None:
+    assert picture(*THREE).draw(suffix) == picture(*THREE).draw(suffix)
