@@ -66,8 +66,7 @@ def replace(path: Path, data: bytes) -> None:
 
 def replace_by_parts(path: Path, parts: Iterable[bytes]) -> None:
     """Put a file that is too large for memory in the place of what was there, in one instant."""
-    # Threads, and machines that share a folder, may be at it at once; processes may have one number there.
-    temporary = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}")
+    temporary = _temporary(path)
     try:
         write(temporary, b"")
         for part in parts:
@@ -192,7 +191,8 @@ def _put(path: Path, data: bytes, flags: int, *, durable: bool) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name[:SHOWN]}.{os.getpid()}")
+    # Threads, and machines that share a folder, may be at it at once; processes may have one number there.
+    return path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}")
 
 
 def sync_folder(folder: Path) -> None:

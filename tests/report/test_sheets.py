@@ -120,10 +120,11 @@ def test_titles_and_notes_in_markdown_say_what_they_say() -> None:
 
 def test_latex_of_a_table() -> None:
     assert to_latex(SIMPLE) == (
-        "% \\usepackage{booktabs}\n"
+        "% \\usepackage{booktabs,graphicx}\n"
         "\\begin{table}\n"
         "\\centering\n"
         "\\caption{A table}\n"
+        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
         "\\begin{tabular}{llrrr}\n"
         "\\toprule\n"
         "\\multicolumn{1}{c}{} & \\multicolumn{1}{c}{} & \\multicolumn{2}{c}{CIFAR-10, s = 10} & "
@@ -134,7 +135,7 @@ def test_latex_of_a_table() -> None:
         "FedAvg & \\texttt{pre} & 49.39 & \\textbf{50.12 $\\pm$ 0.30} & 7 \\\\\n"
         "2{*}CFT & \\texttt{post} &  & diverged & $-$1.50 \\\\\n"
         "\\bottomrule\n"
-        "\\end{tabular}\n"
+        "\\end{tabular}}\n"
         "\\par\\smallskip{\\footnotesize\\raggedright\n"
         "the first note\\par\n"
         "the second\\par}\n"

@@ -107,14 +107,15 @@ def to_markdown(sheet: Sheet) -> str:
 
 
 def to_latex(sheet: Sheet) -> str:
-    """Write it as a LaTeX table, which needs the package `booktabs`."""
+    """Write it as a LaTeX table, which needs `booktabs` and `graphicx`; a wide one is scaled to the line."""
     columns = "".join("r" if sheet.is_right(column) else "l" for column in range(len(sheet.head)))
     notes = "".join(f"\n{_latex(note)}\\par" for note in sheet.notes)
     lines = [
-        r"% \usepackage{booktabs}",
+        r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_latex(sheet.title)}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         *_latex_groups(sheet),
@@ -122,7 +123,7 @@ def to_latex(sheet: Sheet) -> str:
         r"\midrule",
         *(_latex_row(cells) for cells in _cells(sheet, _latex, r"\textbf{{{}}}")),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         *([rf"\par\smallskip{{\footnotesize\raggedright{notes}}}"] if notes else []),
         r"\end{table}",
     ]
