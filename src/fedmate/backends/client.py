@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmate.backends.admission import is_sound
 from fedmate.core import (
     ClientData,
     Method,
@@ -59,7 +60,7 @@ def train_client(
         result = method.local_update(client, download, data, fold(key, "update"))
         after = mean_loss(model, result.params, data, adjustment)
     upload = select(result.upload, method.wire(round_number).up)
-    valid = all_finite({**upload, "loss": after})
+    valid = is_sound(upload, after)
     # What diverged is thrown away: the client holds on to what it had.
     held = where(valid, result.params, received)
     with remembered_features():

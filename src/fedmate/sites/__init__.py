@@ -1,0 +1,1 @@
+"""Sites: clients that live on machines of their own, and what crosses between them and a server."""

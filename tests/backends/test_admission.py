@@ -1,0 +1,91 @@
+"""What is admitted, and the sentence for what is not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from fedmate.backends.admission import RefusedError, admit, is_sound
+from fedmate.core import Tree, flatten
+
+LOSS = torch.tensor(0.3)
+
+
+def upload() -> Tree:
+    return {
+        "classifier": {"weight": torch.randn(3, 2), "bias": torch.zeros(3)},
+        "class_counts": torch.tensor([4, 0, 2]),
+        "num_samples": torch.tensor(6),
+    }
+
+
+def test_what_a_client_of_the_method_sends_is_admitted_in_the_order_of_the_pattern() -> None:
+    sent = flatten(upload())
+    found = admit(dict(reversed(sent.items())), upload())
+    assert_close(flatten(found), sent)
+    assert list(flatten(found)) == list(sent)
+    assert is_sound(found, LOSS)
+
+
+def test_a_client_that_sends_nothing_is_admitted() -> None:
+    assert admit({}, {}) == {}
+    assert is_sound({}, LOSS)
+    assert not is_sound({}, torch.tensor(torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("classifier/weight", torch.full((3, 2), torch.nan), "`classifier/weight` is not finite"),
+        ("classifier/bias", torch.tensor([0.0, torch.inf, 0.0]), "`classifier/bias` is not finite"),
+        ("classifier/weight", torch.zeros(2, 3), "`classifier/weight` is float32 of shape (2, 3), not"),
+        ("classifier/bias", torch.zeros(3, dtype=torch.float64), "`classifier/bias` is float64 of shape (3,), not"),
+        ("class_counts", torch.tensor([4, -1, 3]), "`class_counts` is negative"),
+        ("num_samples", torch.tensor(-6), "`num_samples` is negative"),
+        ("num_samples", torch.tensor(7), "`class_counts` do not add up to `num_samples`"),
+        ("class_counts", torch.tensor([4.0, 0.0, 2.0]), "`class_counts` is float32 of shape (3,), not int64"),
+        ("more", torch.zeros(1), "it does not hold the expected parts (more)"),
+    ],
+)
+def test_anything_else_is_refused_and_named(path: str, value: Tensor, reason: str) -> None:
+    with pytest.raises(RefusedError, match=re.escape(reason)):
+        admit({**flatten(upload()), path: value}, upload())
+
+
+def test_a_missing_part_is_named() -> None:
+    sent = flatten(upload())
+    del sent["classifier/bias"]
+    with pytest.raises(RefusedError, match="classifier/bias"):
+        admit(sent, upload())
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("class_counts", torch.tensor([4, -1, 3])),
+        ("num_samples", torch.tensor(5)),
+        ("classifier", {"bias": torch.tensor([torch.nan])}),
+    ],
+)
+def test_on_the_device_the_same_is_a_mask(part: str, value: Tensor | Tree) -> None:
+    good = torch.func.vmap(is_sound)(tree_of_two({}), torch.zeros(2))
+    assert good.tolist() == [True, True]
+    changed = torch.func.vmap(is_sound)(tree_of_two({part: value}), torch.zeros(2))
+    assert changed.tolist() == [True, False]
+
+
+def tree_of_two(change: Tree) -> Tree:
+    """Return the uploads of a good client and of a changed one as a stack."""
+
+    def two(one: Any, other: Any) -> Any:
+        if isinstance(one, dict):
+            return {name: two(value, other.get(name, value)) for name, value in one.items()}
+        return torch.stack([one, other.expand(one.shape)])
+
+    start = upload()
+    return {name: two(value, change.get(name, value)) for name, value in start.items()}
