@@ -26,9 +26,10 @@ from fedmate.core import (
     unmapped,
 )
 from fedmate.core.flops import count_flops
+from fedmate.core.hollow import NOWHERE
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
-from fedmate.reproduce.workload import NOWHERE, flops_of_update
+from fedmate.reproduce.workload import flops_of_update
 
 
 def make(name: str, model: Model, training: Training = TRAINING, classes: int = 3) -> tuple[Method, Tree]:

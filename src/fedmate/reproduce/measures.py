@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fedmate.core import ClientData, Source, rows_of
+from fedmate.core.hollow import NOWHERE
 from fedmate.datasets import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored
-from fedmate.reproduce.workload import NOWHERE, flops_of_update
+from fedmate.reproduce.workload import flops_of_update
 
 
 class Measure(NamedTuple):

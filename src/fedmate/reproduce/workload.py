@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from fedmate.core import (
-    Batch,
-    ClientData,
-    Method,
-    Source,
-    Tree,
-    make_key,
-    remembered_features,
-    rows_of,
-    select,
-    tree_map,
-)
+from fedmate.core import Batch, ClientData, Method, Tree
 from fedmate.core.flops import FlopCounter
+from fedmate.core.hollow import hollow_update
 from fedmate.core.local import Step, steps_taken_by
-
-NOWHERE = torch.device("meta")
-"""Where tensors have a shape and no content."""
 
 
 def flops_of_update(method: Method, server: Tree, data: ClientData) -> int:
@@ -32,13 +18,9 @@ def flops_of_update(method: Method, server: Tree, data: ClientData) -> int:
         server: the server's state, of which shapes count.
         data: what a client holds, of which shapes count, and whether samples are varied in training.
     """
-    key = make_key(0)
-    client = tree_map(_emptied, method.init_client(method.setup.model.init_params(), key))
-    everything = method.download(tree_map(_emptied, server), _emptied(torch.tensor(0)))
-    download, counter = select(everything, method.wire(0).down), FlopCounter()
-    # As in a round, no features are computed twice; the losses before and after are no part of the method.
-    with counter, torch.no_grad(), remembered_features(), steps_taken_by(_Once(counter)):
-        method.local_update(client, download, _without_content(data), _emptied(key))
+    counter = FlopCounter()
+    with counter, steps_taken_by(_Once(counter)):
+        hollow_update(method, server, data)
     return counter.total
 
 
@@ -57,13 +39,3 @@ class _Once:
         state = step(state, batch)
         self._known[kind] = self._counter.total - before
         return state
-
-
-def _without_content(data: ClientData) -> ClientData:
-    source = data.source
-    samples, mean, std = map(_emptied, (source.samples, source.mean, source.std))
-    return rows_of(Source(samples, mean, std, source.augmentation), _emptied(data.rows), _emptied(data.y))
-
-
-def _emptied(leaf: Tensor) -> Tensor:
-    return leaf.to(NOWHERE)

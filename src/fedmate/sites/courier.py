@@ -1,0 +1,63 @@
+"""What crosses between a server and its sites, whoever carries it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+Leaves: TypeAlias = dict[str, Tensor]
+"""A tree as it travels: its leaves by path."""
+
+Metrics: TypeAlias = dict[str, list[float]]
+"""Numbers that a site reports, by name."""
+
+METRICS = ("losses", "valid", "pre", "post")
+"""What sites may report: the losses around training, whether it stayed finite, and accuracies; of methods with further
+views these, too. Nothing else leaves a site besides its upload."""
+
+Kind: TypeAlias = Literal["train", "view"]
+
+
+class Request(NamedTuple):
+    """What a server asks of a client.
+
+    Attributes:
+        kind: `train`: take part in a round. `view`: say how good the model is that this download makes.
+        round: t, from 0.
+        evaluate: whether to evaluate what training leads to.
+        download: the parts that cross, by path.
+    """
+
+    kind: Kind
+    round: int
+    evaluate: bool
+    download: Leaves
+
+
+class Answer(NamedTuple):
+    """What a client answers.
+
+    Attributes:
+        upload: the parts that cross, by path; nothing for a view.
+        metrics: what it reports.
+    """
+
+    upload: Leaves
+    metrics: Metrics
+
+
+class Fault(NamedTuple):
+    """Why there is no answer: a sentence without its end."""
+
+    reason: str
+
+
+class Courier(ABC):
+    """Brings requests to clients and answers back."""
+
+    @abstractmethod
+    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+        """Return what each client answered; one that did not has a fault, and none is missing."""

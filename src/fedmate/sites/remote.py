@@ -1,0 +1,170 @@
+"""The back end whose clients live elsewhere: it asks them through a courier, and admits what they answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedmate.backends.admission import RefusedError, admit
+from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise
+from fedmate.backends.precision import Precision
+from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
+from fedmate.core.hollow import hollow_update
+from fedmate.errors import FedmateError
+from fedmate.sites.courier import Answer, Courier, Fault, Kind, Request
+
+RETRIES = 2
+"""How often a round is asked for again that too few have answered."""
+
+
+class TooFewError(FedmateError):
+    """A round that cannot be built: too few clients have answered, again and again."""
+
+
+class _Heard(NamedTuple):
+    """What is admitted of a client's answer: stand-ins and `valid` false, where nothing is.
+
+    Attributes:
+        upload: as the method's server reads it.
+        losses: `[2]`.
+        valid: whether it counts.
+        post: its accuracies, `[2, classes]`, NaN without them.
+        sent: bytes that arrived, by item.
+    """
+
+    upload: Tree
+    losses: Tensor
+    valid: bool
+    post: Tensor
+    sent: dict[str, int]
+
+
+@final
+class Remote(Backend):
+    """Clients at sites of their own, which keep their states.
+
+    Args:
+        method, federation, key, precision: as for every back end; of clients' samples only a shape is looked at.
+        courier: who brings requests and answers.
+        min_clients: how many must answer for a round to count.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        key: Tensor,
+        courier: Courier,
+        *,
+        min_clients: int = 1,
+        precision: Precision = "strict",
+    ) -> None:
+        """Remember whom to ask."""
+        super().__init__(method, federation, key, precision=precision)
+        self.courier, self.min_clients = courier, min_clients
+        self._like: Tree | None = None
+
+    @classmethod
+    def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
+        """Run everything: each site runs the reference."""
+        return None
+
+    @property
+    def clients(self) -> Sequence[Tree]:
+        """Nothing: their states are not here."""
+        return [{} for _ in self.federation.clients]
+
+    def restore(self, states: Mapping[int, Tree]) -> None:
+        """Do nothing: sites know where they stand."""
+
+    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
+        """Do a round's work; nothing in it is mapped."""
+        with unmapped():
+            return super().advance(server, task)
+
+    def train(self, server: Tree, task: Round) -> Cohort:
+        """Ask the participants to train, and again if too few could."""
+        downloads = {i: self._download(server, task.number, i) for i in task.participants}
+        for _ in range(1 + RETRIES):
+            answers = self._ask("train", task, downloads)
+            heard = [self._hear(server, task, i, answers[i]) for i in task.participants]
+            if sum(one.valid for one in heard) >= min(self.min_clients, len(heard)):
+                return self._cohort(task, downloads, heard)
+        raise TooFewError(
+            f"round {task.number + 1}: {sum(one.valid for one in heard)} of {len(heard)} clients answered, "
+            f"{self.min_clients} are wanted, {1 + RETRIES} times"
+        )
+
+    def view(self, server: Tree, task: Round) -> Tree:
+        """Ask every client how good the model is that the next broadcast gives it."""
+        everyone = range(len(self.federation.clients))
+        downloads = {i: self._download(server, task.number + 1, i) for i in everyone}
+        answers = self._ask("view", task, downloads)
+        metrics = [
+            answer.metrics if isinstance(answer, Answer) else {} for answer in map(answers.__getitem__, everyone)
+        ]
+        names = [name for name in max(metrics, key=len) if name not in ("losses", "valid", "post")]
+        return {name: torch.stack([self._accuracies(one.get(name)) for one in metrics]) for name in names}
+
+    def adapt(self, server: Tree, task: Round) -> Tree:
+        """Newcomers are met by `fedmate adapt`, at their own site."""
+        return {}
+
+    def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree]) -> dict[int, Answer | Fault]:
+        answers = self.courier.deliver(
+            {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}
+        )
+        for i, answer in sorted(answers.items()):
+            if isinstance(answer, Fault):
+                self.notes.append(f"round {task.number + 1}: client {i}, {kind}: {answer.reason}")
+        return answers
+
+    def _hear(self, server: Tree, task: Round, client: int, answer: Answer | Fault) -> _Heard:
+        like = self._upload_like(server, task.number)
+        nothing = _Heard(like, torch.full((2,), math.nan, dtype=torch.float64), False, self._accuracies(None), {})
+        if isinstance(answer, Fault):
+            return nothing
+        try:
+            upload = admit(answer.upload, like)
+        except RefusedError as error:
+            self.notes.append(f"round {task.number + 1}: client {client}, upload refused: {error}")
+            return nothing
+        losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
+        sound = len(losses) == 2 and all(map(math.isfinite, losses)) and valid == [1.0]
+        post = self._accuracies(answer.metrics.get("post"))
+        told = torch.tensor(losses if len(losses) == 2 else [math.nan] * 2, dtype=torch.float64)
+        return _Heard(upload, told, sound, post, itemise(upload))
+
+    def _cohort(self, task: Round, downloads: Mapping[int, Tree], heard: Sequence[_Heard]) -> Cohort:
+        device = self.key.device
+        return Cohort(
+            uploads=stack([one.upload for one in heard]),
+            valid=torch.tensor([one.valid for one in heard], device=device),
+            losses=torch.stack([one.losses for one in heard]),
+            views={"post": torch.stack([one.post for one in heard])} if task.evaluate else {},
+            diagnostics={},
+            messages=Messages([itemise(downloads[i]) for i in task.participants], [one.sent for one in heard]),
+        )
+
+    def _upload_like(self, server: Tree, round_number: int) -> Tree:
+        """Return an upload of this round in shape and type, all zeros."""
+        if self._like is None:
+            self._like = tree_map(
+                lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.key.device),
+                hollow_update(self.method, server, self.federation.clients[0]).upload,
+            )
+        return select(self._like, self.method.wire(round_number).up)
+
+    def _accuracies(self, reported: list[float] | None) -> Tensor:
+        """Return what a site reports as `[2, classes]`; NaN where it is something else."""
+        classes = self.method.setup.num_classes
+        fits = reported is not None and len(reported) == 2 * classes
+        found = torch.tensor(reported if fits else [math.nan] * (2 * classes), dtype=torch.float64)
+        return found.reshape(2, classes)
+
+    def _download(self, server: Tree, round_number: int, client: int) -> Tree:
+        return self.download(server, round_number, torch.tensor(client, device=self.key.device))

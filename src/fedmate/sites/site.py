@@ -1,0 +1,98 @@
+"""A client on a machine of its own: it answers requests, and keeps its state to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedmate.backends.base import itemise, one_thread
+from fedmate.backends.client import train_client, view_client
+from fedmate.backends.precision import Precision, arithmetic
+from fedmate.core import ClientData, Method, Tree, flatten, fold, select, unmapped
+from fedmate.core.serialise import DamagedError, fit_to
+from fedmate.errors import FedmateError
+from fedmate.sites.courier import Answer, Leaves, Metrics, Request
+from fedmate.sites.store import SiteStore
+
+
+class MessageError(FedmateError):
+    """A download that is not what this experiment's server sends."""
+
+
+@final
+@dataclass(frozen=True)
+class Site:
+    """One client, ready to answer.
+
+    Attributes:
+        client: its number.
+        num_clients: how many there are in all.
+        method: with its setup, as the server has it.
+        data: what it holds.
+        test: what its models are tried on.
+        key: the experiment's randomness.
+        store: where its state is kept.
+        clock: says what time it is, for the log.
+        precision: of products on a GPU.
+    """
+
+    client: int
+    num_clients: int
+    method: Method
+    data: ClientData
+    test: ClientData
+    key: Tensor
+    store: SiteStore
+    clock: Callable[[], str]
+    precision: Precision = "strict"
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked; nobody else may be at it meanwhile."""
+        with self.store.claim(), torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device), unmapped():
+            return self._train(request) if request.kind == "train" else self._view(request)
+
+    def _train(self, request: Request) -> Answer:
+        begun = self.store.begin(request.round, self._initial())
+        download = self._download(request, request.round)
+        key, test = self._key(request), self.test if request.evaluate else None
+        trained = train_client(self.method, request.round, begun.state, download, self.data, key, test)
+        # On the disk before anything leaves: a site never forgets what it has told.
+        self.store.keep(request.round, begun.state, trained.client)
+        self.store.log(self.clock(), request.round, itemise(trained.upload))
+        metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
+        return Answer(flatten(trained.upload), metrics | _listed(trained.views))
+
+    def _view(self, request: Request) -> Answer:
+        """Evaluate what the client would hold after the next broadcast; the state stays as it is."""
+        state = self.store.begin(request.round + 1, self._initial()).state
+        download = self._download(request, request.round + 1)
+        views = view_client(self.method, state, download, self.data, self._key(request), self.test)
+        return Answer({}, _listed(views))
+
+    def _initial(self) -> Tree:
+        return self.method.init_client(self.method.setup.model.init_params(), fold(self.key, "client", self.client))
+
+    def _key(self, request: Request) -> Tensor:
+        return fold(self.key, "round", request.round, self.client)
+
+    def _download(self, request: Request, round_number: int) -> Tree:
+        """Give what arrived the structure of a download, or raise `MessageError`."""
+        start = self.method.init_server(
+            self.method.setup.model.init_params(), self.num_clients, fold(self.key, "server")
+        )
+        everything = self.method.download(start, torch.tensor(self.client, device=self.key.device))
+        expected = select(everything, self.method.wire(round_number).down)
+        try:
+            return fit_to(Leaves(request.download), expected)
+        except DamagedError as error:
+            raise MessageError(
+                f"the download of round {request.round + 1} is none of this experiment: {error}"
+            ) from None
+
+
+def _listed(views: Tree) -> Metrics:
+    return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
