@@ -101,9 +101,13 @@ def test_the_options_of_fedrep_stand_there_word_for_word(methods: list[str]) -> 
     )
     at = next(i for i, line in enumerate(methods) if line.startswith("  fedrep "))
     assert methods[at + 1] == "      shares extractor; keeps classifier; 106,400 numbers down, 106,400 up"
-    assert methods[at + 2].startswith("      calibration: ")
-    assert methods[at + 3] == "      classifier_epochs: passes that train the classifier, the extractor frozen [1]"
-    assert methods[at + 6].startswith("      preset: authors, tuned (on ")
+    assert [line.split(":")[0].strip() for line in methods[at + 2 : at + 5]] == [
+        "calibration",
+        "absent_share",
+        "own_prior",
+    ]
+    assert methods[at + 5] == "      classifier_epochs: passes that train the classifier, the extractor frozen [1]"
+    assert methods[at + 8].startswith("      preset: authors, tuned (on ")
 
 
 OTHERS = """

@@ -118,6 +118,24 @@ def test_the_loss_is_the_cross_entropy_of_adjusted_logits() -> None:
     assert_close(found, functional.cross_entropy(network.logits(params, batch.x) + adjustment, batch.y))
 
 
+def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
+    data = samples([0, 0, 0, 1])
+    method = make(calibration=1.0, absent_share=0.01)
+    found, own = method.adjustment(data), method.own_adjustment(data)
+    assert found is not None
+    assert own is not None
+    assert_close(found, torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
+    assert own.tolist() == [*found[:2].tolist(), BARRIER, BARRIER]
+
+
+def test_the_control_adds_class_shares_on_the_own_test_alone() -> None:
+    data = samples([0, 0, 0, 1, 2, 3])
+    control, calibrated = make(own_prior=True), make(calibration=1.0)
+    assert control.adjustment(data) is None
+    assert_close(control.own_adjustment(data), calibrated.own_adjustment(data))
+    assert make().own_adjustment(data) is None
+
+
 # -------------------- what it is for
 
 
@@ -146,6 +164,11 @@ def test_a_class_that_is_not_there_is_estimated_as_rare_and_nothing_is_infinite(
 def test_estimation_does_not_care_about_what_all_logits_of_a_sample_share() -> None:
     _, logits = drawn([0.6, 0.3, 0.1], 500, 2)
     assert_close(estimate_prior(logits + torch.arange(500.0)[:, None]), estimate_prior(logits), rtol=0, atol=1e-6)
+
+
+def test_one_sample_is_no_proof_that_other_classes_are_not_there() -> None:
+    found = estimate_prior(torch.tensor([[9.0, 0.0, 0.0, 0.0]]))
+    assert_close(found, torch.tensor([0.4, 0.2, 0.2, 0.2], dtype=torch.float64), rtol=0, atol=0.01)
 
 
 def test_the_right_prior_answers_better_than_none_and_an_estimate_nearly_as_well() -> None:
@@ -177,7 +200,7 @@ def test_without_weight_nothing_is_adjusted(name: str) -> None:
 def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_model_itself() -> None:
     method, (client, _) = make(calibration=1.0), federation().clients
     params, test = method.setup.model.init_params(), federation().test
-    adjustment = method.adjustment(client)
+    adjustment = method.own_adjustment(client)
     assert adjustment is not None
     found = accuracies(method, params, client, test)
     plain = method.setup.model.logits(params, test.x)

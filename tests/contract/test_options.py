@@ -25,12 +25,16 @@ class Change(NamedTuple):
         values: two values that must give different results.
         given: what the other options are meanwhile.
         evaluation: whether it changes only models that are made for evaluation.
+        answers: whether it changes no model, but how the client's is asked.
     """
 
     values: tuple[Any, Any]
     given: dict[str, Any] = {}  # noqa: RUF012 - the default of a named tuple, never written to
     evaluation: bool = False
+    answers: bool = False
 
+
+CALIBRATED = [name for name in METHODS.names() if issubclass(METHODS[name], Calibrated)]
 
 METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("ditto", "proximal_weight"): Change((1.0, 0.5)),
@@ -86,7 +90,9 @@ METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("moon", "temperature"): Change((0.5, 0.1)),
     ("scaffold", "momentum"): Change((0.0, 0.5)),
     ("scaffold", "server_learning_rate"): Change((1.0, 0.5)),
-    **{(name, "calibration"): Change((0.0, 1.0)) for name in METHODS.names() if issubclass(METHODS[name], Calibrated)},
+    **{(name, "calibration"): Change((0.0, 1.0)) for name in CALIBRATED},
+    **{(name, "absent_share"): Change((0.0, 0.05), {"calibration": 1.0}) for name in CALIBRATED},
+    **{(name, "own_prior"): Change((False, True), {"calibration": 0.0}, answers=True) for name in CALIBRATED},
 }
 """By method and option. A new option of fedmate or its example needs a row here; others may have one."""
 
@@ -110,10 +116,11 @@ UNUSED: set[tuple[str, str]] = {("scaffold", "momentum")}
 
 
 class Outcome(NamedTuple):
-    """The models two rounds lead to: those clients train and hold, and those made for evaluation only."""
+    """What two rounds lead to: the models clients train and hold, those made for evaluation, how they are asked."""
 
     trained: Tree
     evaluated: Tree
+    answers: Tree
 
 
 @cache
@@ -137,7 +144,8 @@ def outcome(lab: Lab) -> Outcome:
         server, clients = lab.advance(server, clients, t)
     # What the server remembers of a round may show only after the next.
     trained |= {f"end {i}": method.personal_params(clients[i], lab.received(server, 2, i)) for i in lab.everyone}
-    return Outcome(trained, evaluated)
+    asked = {f"{i}": method.own_adjustment(data) for i, data in enumerate(lab.federation.clients)}
+    return Outcome(trained, evaluated, {i: torch.zeros(()) if one is None else one for i, one in asked.items()})
 
 
 def differ(one: Tree, other: Tree) -> bool:
@@ -146,7 +154,10 @@ def differ(one: Tree, other: Tree) -> bool:
     if left.keys() != right.keys():
         # An option may add layers.
         return True
-    return any(not torch.allclose(left[path], right[path], rtol=0, atol=1e-9) for path in left)
+    return any(
+        left[path].shape != right[path].shape or not torch.allclose(left[path], right[path], rtol=0, atol=1e-9)
+        for path in left
+    )
 
 
 # -------------------- the tables are complete
@@ -191,7 +202,8 @@ def test_presets_name_options_and_give_valid_values(method_name: str, make_lab: 
 def test_a_method_option_changes_the_result(method: str, option: str, make_lab: MakeLab) -> None:
     change = METHOD_OPTIONS[method, option]
     one, other = (outcome(make_lab(method, "plain", **{**change.given, option: value})) for value in change.values)
-    assert differ(one.trained, other.trained) == (not change.evaluation)
+    assert differ(one.trained, other.trained) == (not change.evaluation and not change.answers)
+    assert differ(one.answers, other.answers) == (change.answers or option == "calibration")
     if change.evaluation:
         assert differ(one.evaluated, other.evaluated)
 

@@ -224,3 +224,13 @@ def test_a_precision_that_a_cpu_does_not_have_is_pointed_out() -> None:
     assert built("training.batch_size=40", "precision=strict").notes == []
     (note,) = built("training.batch_size=40", "precision=bf16").notes
     assert "a CPU multiplies numbers as they are" in note
+
+
+@pytest.mark.parametrize(("classes", "said"), [(1, True), (2, False)])
+def test_clients_that_calibration_leaves_nothing_to_learn_are_counted(classes: int, said: bool) -> None:
+    partition = {"name": "pathological", "classes_per_client": classes, "clients": 3}
+    method = {"name": "fedavg", "calibration": 1.0}
+    notes = build(resolve([Layer("test", {"partition": partition, "method": method})])).notes
+    assert any("all clients hold one class" in note for note in notes) == said
+    plain = build(resolve([Layer("test", {"partition": partition, "method": {"name": "fedavg"}})])).notes
+    assert not any("calibration" in note for note in plain)

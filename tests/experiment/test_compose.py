@@ -17,6 +17,9 @@ COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 SHARE = {**COMMON, "groups": "fixed", "dominant": 3}
 """What `share` has beside it."""
 
+PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
+"""What is said of prior calibration where there is none."""
+
 
 def asked(
     file: Path | None = None, methods: Sequence[str] = (), dataset: str | None = None, settings: Sequence[str] = ()
@@ -69,7 +72,7 @@ def test_set_overrides_the_file_and_the_file_the_defaults(file: Path) -> None:
 
 def test_the_option_method_overrides_the_file(file: Path) -> None:
     experiment = one(file, ["fedper"])
-    assert (experiment.method.name, experiment.method.options) == ("fedper", {"calibration": 0.0, "personal_layers": 1})
+    assert (experiment.method.name, experiment.method.options) == ("fedper", {**PLAIN, "personal_layers": 1})
     assert experiment.general.rounds == 9
 
 
@@ -80,7 +83,7 @@ def test_the_option_dataset_keeps_what_the_file_says_besides(file: Path) -> None
 def test_set_may_change_a_sections_name(file: Path) -> None:
     experiment = one(file, settings=["partition.name=dirichlet", "partition.alpha=2"])
     assert experiment.partition.options == {**COMMON, "clients": 5, "examples": 40, "alpha": 2.0}
-    assert one(file, settings=["method.name=local"]).method.options == {"calibration": 0.0}
+    assert one(file, settings=["method.name=local"]).method.options == {**PLAIN}
 
 
 def test_a_typo_in_the_file_is_refused_though_the_command_changes_the_name(file: Path) -> None:
@@ -101,11 +104,11 @@ def test_several_methods_give_one_experiment_each_in_their_order(file: Path) -> 
 def test_a_setting_reaches_the_methods_that_know_it() -> None:
     settings = ["method.classifier_epochs=4", "method.personal_layers=2", "method.tuning_epochs=6"]
     fedavg, fedper, fedrep, local = compose(asked(methods=["fedavg", "fedper", "fedrep", "local"], settings=settings))
-    assert fedavg.method.options == {"calibration": 0.0, "tuning_epochs": 6}
-    assert fedper.method.options == {"calibration": 0.0, "personal_layers": 2}
+    assert fedavg.method.options == {**PLAIN, "tuning_epochs": 6}
+    assert fedper.method.options == {**PLAIN, "personal_layers": 2}
     assert fedrep.method.options["classifier_epochs"] == 4
     assert fedrep.method.options["tuning_epochs"] == 6
-    assert local.method.options == {"calibration": 0.0}
+    assert local.method.options == {**PLAIN}
 
 
 def test_a_preset_reaches_the_methods_that_have_it() -> None:

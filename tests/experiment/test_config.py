@@ -23,6 +23,9 @@ COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 SHARE = {**COMMON, "groups": "fixed", "dominant": 3}
 """What `share` has beside it."""
 
+PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
+"""What is said of prior calibration where there is none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Dataset):
@@ -135,14 +138,14 @@ def test_the_data_set_of_the_last_layer_brings_the_defaults(toy: None) -> None:
 
 def test_another_name_drops_the_default_names_keys() -> None:
     experiment = resolved({"method": {"name": "fedper"}})
-    assert set(experiment.method.options) == {"calibration", "personal_layers"}
+    assert set(experiment.method.options) == {"absent_share", "calibration", "own_prior", "personal_layers"}
 
 
 def test_another_name_drops_the_keys_of_the_layers_below() -> None:
     experiment = resolved(
         {"method": {"name": "fedrep", "classifier_epochs": 7}}, {"method": {"name": "fedper", "personal_layers": 2}}
     )
-    assert (experiment.method.name, experiment.method.options) == ("fedper", {"calibration": 0.0, "personal_layers": 2})
+    assert (experiment.method.name, experiment.method.options) == ("fedper", {**PLAIN, "personal_layers": 2})
 
 
 def test_keys_that_both_names_know_stay() -> None:
@@ -198,7 +201,7 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
         {"method": {"preset": "authors", "classifier_epochs": 6}},
     ).method.options
     assert options == {
-        "calibration": 0.0,
+        **PLAIN,
         "classifier_epochs": 6,
         "classifier_learning_rate": 0.01,
         "tuning_epochs": 4,
@@ -221,7 +224,7 @@ def test_a_later_layer_overrides_a_preset() -> None:
 
 def test_a_preset_goes_with_its_method() -> None:
     options = resolved({"method": {"preset": "authors"}}, {"method": {"name": "fedper"}}).method.options
-    assert options == {"calibration": 0.0, "personal_layers": 1}
+    assert options == {**PLAIN, "personal_layers": 1}
 
 
 @pytest.mark.parametrize(

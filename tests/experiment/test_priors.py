@@ -32,7 +32,7 @@ from fedmate.experiment.priors import NO_CALIBRATION, Calibration
 
 CARD = Card((3,), ("red", "green", "blue"), Normalisation(), "float64")
 SHARES = (0.75, 0.25, 0.0)
-OWN = Calibration(0.5, SHARES)
+OWN = Calibration(1.0, SHARES)
 X = np.random.default_rng(0).normal(size=(50, 3))
 
 
@@ -85,7 +85,7 @@ def test_uniform_leaves_answers_as_they_are() -> None:
 def test_own_is_added_to_the_logits(dtype: str) -> None:
     """By hand; a class that the client lacks is ruled out, and nothing becomes NaN."""
     found = make(dtype=dtype).predict(X, "own")
-    expected = softmax(X[:, :2] + 0.5 * np.log([0.75, 0.25]))
+    expected = softmax(X[:, :2] + np.log([0.75, 0.25]))
     assert found.probabilities[:, :2] == pytest.approx(expected, abs=1e-12 if dtype == "float64" else 1e-6)
     assert found.probabilities[:, 2].tolist() == [0.0] * 50
     assert found.probabilities.dtype == dtype
@@ -94,13 +94,14 @@ def test_own_is_added_to_the_logits(dtype: str) -> None:
     assert found.prior is not None
     assert found.prior.tolist() == list(SHARES)
     assert found.notes == (
-        "the prior is `own`, the class shares of its client's training samples: `red` 75.0 %, `green` 25.0 %.",
+        "the prior is `own`, the class shares of its client's training samples: `red` 75.0 %, `green` 25.0 %; "
+        "1 class ruled out.",
     )
 
 
 def test_what_is_taken_by_default() -> None:
     assert np.array_equal(make().predict(X).probabilities, make().predict(X, "own").probabilities)
-    nobodys = make(Calibration(0.5))
+    nobodys = make(Calibration(1.0))
     assert np.array_equal(nobodys.predict(X).probabilities, nobodys.predict(X, "uniform").probabilities)
     assert nobodys.predict(X).notes == make().predict(X, "uniform").notes
     assert make(NO_CALIBRATION).predict(X).prior is None
@@ -122,7 +123,7 @@ VECTORS: list[Any] = [
 def test_a_number_for_each_class(prior: Any) -> None:
     """Whatever they add up to."""
     found = make().predict(X, prior)
-    assert found.probabilities == pytest.approx(softmax(X + 0.5 * np.log([0.2, 0.7, 0.1])), abs=1e-12)
+    assert found.probabilities == pytest.approx(softmax(X + np.log([0.2, 0.7, 0.1])), abs=1e-12)
     assert found.prior == pytest.approx([0.2, 0.7, 0.1], abs=1e-15)
     assert found.notes == ("the prior is as given: `green` 70.0 %, `red` 20.0 %, `blue` 10.0 %.",)
 
@@ -175,7 +176,8 @@ def test_a_sentence_lists_some_classes() -> None:
     prior = Calibration(1.0).choose(shares, 8)
     assert prior is not None
     said = prior.describe("abcdefgh", 3)
-    assert said == "the prior is as given: `a` 30.0 %, `c` 20.0 %, `e` 15.0 %, `f` 14.0 %, `g` 11.0 %, 1 more."
+    listed = "`a` 30.0 %, `c` 20.0 %, `e` 15.0 %, `f` 14.0 %, `g` 11.0 %, 1 more"
+    assert said == f"the prior is as given: {listed}; 1 class ruled out."
 
 
 def test_a_sentence_lists_a_class_where_each_is_rare() -> None:
@@ -184,11 +186,21 @@ def test_a_sentence_lists_a_class_where_each_is_rare() -> None:
     assert prior.describe(["x"] * 3000, 3).endswith("`x` 0.0 %, `x` 0.0 %, 2995 more.")
 
 
+def test_another_weight_than_one_knows_its_own_distribution_alone() -> None:
+    """Its answers hold some of the client's shares, and are right where they hold."""
+    model = make(Calibration(0.5, SHARES))
+    expected = softmax(X[:, :2] + 0.5 * np.log([0.75, 0.25]))
+    assert model.predict(X, "own").probabilities[:, :2] == pytest.approx(expected, abs=1e-12)
+    assert model.predict(X, "uniform").probabilities == pytest.approx(softmax(X), abs=1e-12)
+    for prior in ("estimated", "1,1,1", [1, 1, 1]):
+        assert "calibrated with 0.5, not 1" in refused(lambda prior=prior: model.predict(X, prior))  # type: ignore[misc]
+
+
 def test_a_small_share_is_not_none() -> None:
     """Single precision has no number for it, but one for its logarithm."""
-    found = make(Calibration(0.5), "float32").predict([[0.0, 0.0, 117.0]], [1, 0, 1e-100])
+    found = make(Calibration(1.0), "float32").predict([[0.0, 0.0, 232.0]], [1, 0, 1e-100])
     assert found.probabilities[0] == pytest.approx(
-        softmax(np.array([[0, -np.inf, 117 - 50 * np.log(10)]]))[0], rel=1e-4
+        softmax(np.array([[0, -np.inf, 232 - 100 * np.log(10)]]))[0], rel=1e-4
     )
     assert found.labels.tolist() == [2]
 
@@ -336,7 +348,7 @@ SETTINGS = {
     "partition.clients": 2,
     "partition.examples": 60,
     "training.learning_rate": 0.1,
-    "method.calibration": 0.8,
+    "method.calibration": 1.0,
 }
 
 
@@ -356,11 +368,11 @@ def test_a_runs_own_figures_come_out_again(calibrated: Path) -> None:
     test = build(stored_experiment(calibrated)).federation.test
     x, y = np.rint(test.x.numpy() * 6.017 + 4.884), test.y.numpy()
     everyone = fedmate.export(calibrated, global_=True)
-    assert everyone.calibration == Calibration(0.8)
+    assert everyone.calibration == Calibration(1.0)
     for client, row in enumerate(fedmate.load(calibrated).clients):
         model, held = fedmate.export(calibrated, client=client), counts(calibrated, client)
         assert (held == 0).any()
-        assert model.calibration == Calibration(0.8, tuple(held / held.sum()))
+        assert model.calibration == Calibration(1.0, tuple(held / held.sum()))
 
         def accuracy(model: PortableModel, prior: Any, weights: NDArray[Any]) -> float:
             right = model.predict(x, prior).labels == y
@@ -386,7 +398,7 @@ def test_shares_of_a_run_that_is_not_finished(
     monkeypatch.setattr(Deal, "sha256", "another")
     text = refused(lambda: fedmate.export(folder, client=1))
     assert text.startswith(f"`{folder}` was begun with other samples than its data set holds now, ")
-    assert fedmate.export(folder, global_=True).calibration == Calibration(0.8)
+    assert fedmate.export(folder, global_=True).calibration == Calibration(1.0)
 
 
 def test_a_record_that_does_not_say(calibrated: Path, tmp_path: Path) -> None:
@@ -418,7 +430,7 @@ def test_shares_leave_with_calibrated_models_only(
     rng = np.random.default_rng(0)
     data = Pool(rng.integers(0, 17, (20, 64)).reshape(20, 1, 8, 8), [2, 5, 5, 5] * 5)
     assert fedmate.adapt(plain, data).model.calibration == NO_CALIBRATION
-    assert fedmate.adapt(calibrated, data).model.calibration.tau == 0.8
+    assert fedmate.adapt(calibrated, data).model.calibration.tau == 1.0
 
 
 def test_data_of_ones_own_are_asked_for_while_it_is_not_finished(tmp_path: Path) -> None:

@@ -429,7 +429,9 @@ def test_presets_and_defaults() -> None:
     assert FedMate.headline == "pre"
     options = {name: value for name, value in vars(make()).items() if name != "setup"}
     assert options == {
+        "absent_share": 0.0,
         "calibration": 0.0,
+        "own_prior": False,
         "fusion_until": 1.0,
         "integration_on": "global",
         "normalised_centres": False,

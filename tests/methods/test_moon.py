@@ -56,6 +56,9 @@ from fedmate.methods.fedprox import FedProx
 from fedmate.methods.moon import MOON, _cosine, _frozen_features
 from fedmate.models import MODELS
 
+PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
+"""What is said of prior calibration where there is none."""
+
 
 def prepared(method: Method) -> Method:
     return replace(method, setup=replace(method.setup, model=method.prepare(method.setup.model)))
@@ -455,7 +458,7 @@ def test_what_leaves_is_complete(tmp_path: Path) -> None:
         again = load_model(tmp_path / f"model{suffix}")
         assert np.allclose(again.predict(x).probabilities, model.predict(x).probabilities, rtol=0, atol=1e-6)
         assert again.architecture == model.architecture
-    options = {"calibration": 0.0, "contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
+    options = {**PLAIN, "contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
     assert model.architecture["method"] == {"name": "moon", "options": options}
 
 

@@ -259,7 +259,7 @@ class Backend(ABC):
     def _distinct(self) -> Sequence[ClientData]:
         """Return the clients for whom one and the same model may answer differently: one stands for all if none do."""
         clients = self.federation.clients
-        return clients if self.method.adjustment(clients[0]) is not None else clients[:1]
+        return clients if self.method.own_adjustment(clients[0]) is not None else clients[:1]
 
 
 def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View | None]:

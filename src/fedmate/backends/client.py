@@ -123,7 +123,7 @@ def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData)
 
     The first are for a test of which the client's distribution says nothing, the second for one that has it.
     """
-    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.adjustment(data)
+    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data)
     plain = class_accuracies(model, params, test, classes)
     own = plain if adjustment is None else class_accuracies(model, params, test, classes, adjustment)
     return torch.stack([plain, own])

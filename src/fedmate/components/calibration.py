@@ -1,10 +1,13 @@
 """Prior calibration: a client's class shares are kept out of its model, and put in again where they hold.
 
-A client trains with cross-entropy on `logits + tau * log p_i`, p_i its class shares: what makes a class likely at this
-client is explained by p_i, and the logits answer as if all classes were equally likely. The same model then serves any
-test distribution p with `logits + tau * log p`: the client's own, another that is known, or one that is estimated from
-samples without labels. Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit adjustment", ICLR
-2021; Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020.
+A client trains with cross-entropy on `logits + tau * log p_i`, p_i its class shares. With tau = 1 what makes a class
+likely at this client is explained by p_i, and the logits answer as if all classes were equally likely. The same model
+then serves any test distribution p with `logits + log p`: the client's own, another that is known, or one that is
+estimated from samples without labels; what a class looks like must be the same there. A smaller tau leaves some of p_i
+in the logits: on the client's own distribution `tau * log p_i` is added, elsewhere nothing is.
+
+Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit adjustment", ICLR 2021; Ren et al.,
+"Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from fedmate.core.options import Limits, option
 BARRIER = -1e9
 """What stands for log 0: so low that nothing is left of a class, and finite, so that nothing becomes NaN."""
 
+LIMITS = Limits(at_least=0, at_most=10)
 CALIBRATION = "weight of log class shares in clients' training loss, prior calibration (tau); 0 is off"
 
 
@@ -28,14 +32,37 @@ CALIBRATION = "weight of log class shares in clients' training loss, prior calib
 class Calibrated(Method):
     """A method whose clients can train with prior calibration."""
 
-    calibration: float = option(0.0, CALIBRATION, Limits(at_least=0), is_later=True)
+    calibration: float = option(0.0, CALIBRATION, LIMITS, is_later=True)
+    absent_share: float = option(
+        0.0,
+        "what a class that a client lacks counts for in p_i; 0 leaves it out",
+        Limits(at_least=0, below=1),
+        is_later=True,
+    )
+    own_prior: bool = option(
+        False, "add log class shares on the own test, though training did not: calibration's control", is_later=True
+    )
+
+    @property
+    def prior_weight(self) -> float:
+        """How much of the logarithm of a distribution is added to the logits to answer for it."""
+        return self.calibration or float(self.own_prior)
 
     def adjustment(self, data: ClientData) -> Tensor | None:
         """Return `tau * log p_i`."""
         if not self.calibration:
             return None
+        shares = self._shares(data)
+        lacking = torch.full_like(shares, self.absent_share)
+        return prior_adjustment(torch.where(shares > 0, shares, lacking), self.calibration)
+
+    def own_adjustment(self, data: ClientData) -> Tensor | None:
+        """Return the same for the test: what a client lacks is not asked for there."""
+        return prior_adjustment(self._shares(data), self.prior_weight) if self.prior_weight else None
+
+    def _shares(self, data: ClientData) -> Tensor:
         counts = class_counts(data, self.setup.num_classes).to(data.source.mean.dtype)
-        return prior_adjustment(counts / counts.sum().clamp(min=1), self.calibration)
+        return counts / counts.sum().clamp(min=1)
 
 
 def prior_adjustment(shares: Tensor, tau: float) -> Tensor:
@@ -49,15 +76,16 @@ def prior_adjustment(shares: Tensor, tau: float) -> Tensor:
     return (tau * shares.masked_fill(absent, 1).log()).masked_fill(absent, BARRIER)
 
 
-def estimate_prior(logits: Tensor, tau: float = 1.0, steps: int = 1000, tolerance: float = 1e-9) -> Tensor:
+def estimate_prior(logits: Tensor, steps: int = 1000, tolerance: float = 1e-9) -> Tensor:
     """Estimate how likely classes are among samples without labels: the most probable shares, by EM.
+
+    As if one more sample of each class had been seen: few samples are no proof that a class is not there.
 
     Saerens, Latinne and Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori Probabilities", Neural
     Computation 2002: each sample's answer under the shares so far, then the mean of the answers.
 
     Args:
-        logits: of a calibrated model, `[samples, classes]`.
-        tau: of its calibration.
+        logits: of a model that answers as if classes were equally likely, `[samples, classes]`.
         steps: the most that are taken.
         tolerance: it ends when no share moves by more.
 
@@ -65,9 +93,11 @@ def estimate_prior(logits: Tensor, tau: float = 1.0, steps: int = 1000, toleranc
         Shares, `[classes]`, float64.
     """
     logits = logits.to(torch.float64)
-    shares = logits.new_full(logits.shape[1:], 1 / logits.shape[1])
+    samples, classes = logits.shape
+    shares = logits.new_full((classes,), 1 / classes)
     for _ in range(steps):
-        previous, shares = shares, (logits + prior_adjustment(shares, tau)).softmax(-1).mean(0)
+        seen = (logits + prior_adjustment(shares, 1.0)).softmax(-1).sum(0)
+        previous, shares = shares, (seen + 1) / (samples + classes)
         if (shares - previous).abs().max() <= tolerance:
             break
     return shares

@@ -149,10 +149,11 @@ class Method(ABC):
         """Return the aggregated model, the `global` view, or `None` where the method has none."""
 
     def adjustment(self, data: ClientData) -> Tensor | None:
-        """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing.
+        """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
+        return None
 
-        Its models then answer as if classes were equally likely; on the client's own distribution it is added again.
-        """
+    def own_adjustment(self, data: ClientData) -> Tensor | None:
+        """Return what is added to the logits of its models on a test with the client's own distribution, or `None`."""
         return None
 
     def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:

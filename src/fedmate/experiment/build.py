@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmate.backends import BACKENDS, Backend
-from fedmate.core import Federation, Method, Model, Setup, fold, make_key
+from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
 from fedmate.core.flops import count_flops
 from fedmate.core.serialise import fit_to
 from fedmate.errors import UserError
@@ -65,7 +65,7 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     card = Card(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, general.dtype)
     method = make_method(experiment, card, given, initial)
     method.setup.model.check(first_samples(federation, 2), federation.num_classes)
-    notes = [*arrays.notes, *_notes(experiment, federation)]
+    notes = [*arrays.notes, *_notes(experiment, federation), *_calibration_notes(method, federation)]
     if general.device == "cpu" and general.precision == "bf16":
         notes.append("`precision` is `bf16`, but a CPU multiplies numbers as they are.")
     late = sorted(method.wire(0).down - method.wire(general.rounds).down)
@@ -166,6 +166,18 @@ def _make_model(experiment: Experiment, card: Card, given: Given) -> Model:
             module = architecture.build(card.input_shape, len(card.class_names))
     module = module.to(experiment.general.device, getattr(torch, experiment.general.dtype))
     return Model(module, classifier=layer, buffers=architecture.buffers)
+
+
+def _calibration_notes(method: Method, federation: Federation) -> list[str]:
+    """Say it if prior calibration leaves clients nothing to learn."""
+    if method.adjustment(federation.clients[0]) is None:
+        return []
+    alone = sum(int((class_counts(data, federation.num_classes) > 0).sum()) == 1 for data in federation.clients)
+    whom = "all clients hold" if alone == len(federation.clients) else f"{alone} clients hold"
+    return [
+        f"`method.calibration` is on, and {whom} one class: their class shares explain everything, so that they learn "
+        "nothing, and their `own` accuracy is 100 % whatever the model is."
+    ] * bool(alone)
 
 
 def _notes(experiment: Experiment, federation: Federation) -> list[str]:

@@ -103,7 +103,7 @@ def _personal_params(restored: Restored, client: int, given: Given) -> Tree:
 
 def _tau(method: Method) -> float:
     """Return the weight of a method's prior calibration, 0 if it has none."""
-    return method.calibration if isinstance(method, Calibrated) else 0.0
+    return method.prior_weight if isinstance(method, Calibrated) else 0.0
 
 
 def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:

@@ -44,7 +44,7 @@ class Prior:
 
     def settle(self, logits: Tensor) -> Prior:
         """Return it with its shares estimated from the answers themselves, if that was asked for."""
-        return replace(self, shares=estimate_prior(logits, self.tau)) if self.name == "estimated" else self
+        return replace(self, shares=estimate_prior(logits)) if self.name == "estimated" else self
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Return the logits of a calibrated model for this distribution."""
@@ -74,7 +74,9 @@ class Prior:
         likely = sorted((k for k in range(len(shares)) if shares[k] >= least), key=lambda k: -shares[k])
         listed = ", ".join(f"`{class_names[k]}` {100 * shares[k]:.1f} %" for k in likely[:SHOWN])
         more = f", {len(likely) - SHOWN} more" * (len(likely) > SHOWN)
-        return f"the prior is {origin[self.name]}: {listed}{more}."
+        ruled_out = shares.count(0)
+        without = f"; {ruled_out} class{'es' * (ruled_out > 1)} ruled out" * bool(ruled_out)
+        return f"the prior is {origin[self.name]}: {listed}{more}{without}."
 
 
 @final
@@ -126,6 +128,11 @@ class Calibration:
             )
         if wanted is None:
             wanted = "uniform" if self.shares is None else "own"
+        if self.tau != 1 and not (isinstance(wanted, str) and wanted in ("own", "uniform")):
+            raise UserError(
+                f"`prior` is given, but the model was calibrated with {self.tau:g}, not 1: its answers hold some of "
+                "its client's shares; use `own` or `uniform`."
+            )
         if not isinstance(wanted, str):
             return Prior("given", self.tau, _shares(wanted, classes))
         match wanted:

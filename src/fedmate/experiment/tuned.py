@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,21 @@ SETTINGS = ("training", "method")
 
 def tuned_on(method: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Return what the package has found for a method: settings by section, for each data set."""
-    try:
-        values = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"`{FILE}` is not valid TOML: {error}; put it back from a copy.") from None
-    found = check_entries(str(FILE), values).get(method, {})
+    # Asked for each run of a table, and read again only if it has changed.
+    found = _entries(FILE, FILE.stat().st_mtime_ns).get(method, {})
     return {
         dataset: {section: dict(entry[section]) for section in SETTINGS if section in entry}
         for dataset, entry in found.items()
     }
+
+
+@cache
+def _entries(path: Path, changed: int) -> dict[str, dict[str, dict[str, Any]]]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"`{path}` is not valid TOML: {error}; put it back from a copy.") from None
+    return check_entries(str(path), values)
 
 
 def check_entries(source: str, values: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:

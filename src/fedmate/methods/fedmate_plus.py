@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-from fedmate.components.calibration import CALIBRATION
+from fedmate.components.calibration import CALIBRATION, LIMITS
 from fedmate.core import Limits, option
 from fedmate.methods.fedmate import FedMate
 
@@ -24,6 +24,6 @@ class FedMatePlus(FedMate):
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
 
-    calibration: float = option(1.0, CALIBRATION, Limits(at_least=0))
+    calibration: float = option(1.0, CALIBRATION, LIMITS)
     classifier_start: Literal["own", "global"] = option("global", "the classifier local training starts from")
     classifier_learning_rate: float = option(0.02, "step size of the classifier's passes", Limits(at_least=0))

@@ -130,6 +130,8 @@ class FedRoD(Calibrated):
             if self.balanced:
                 # Finite, where log 0 is not: nothing that is computed from it can become NaN, and exp of it is 0.
                 logits = (logits + prior).masked_fill(lacking, torch.finfo(dtype).min)
+            else:
+                logits = adjusted(logits, adjustment)
             generic = cross_entropy(logits, batch.y, batch.counted)
             fixed = {**params, "classifier": tree_map(torch.detach, params["classifier"])}
             answers = adjusted(model.classify(_added_up(fixed), z.detach()), adjustment)
