@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedmate.backends.capture import Function, Tape
 from fedmate.core import Tree
@@ -41,12 +40,25 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def aliases(tree: Any) -> Any:
-    """Return the same places under other names: some operations change the shape of the very tensor they are given."""
-    return tree_map_only(Tensor, Tensor.detach, tree)
+    """Return the same places under other names: some operations change the shape of the very tensor they are given.
+
+    Arguments are nested in tuples, lists and dictionaries alone, and there are many of them: torch's own walk through
+    trees of any kind would take longer than the operations.
+    """
+    if isinstance(tree, Tensor):
+        return tree.detach()
+    if isinstance(tree, tuple | list):
+        return [aliases(branch) for branch in tree]
+    if isinstance(tree, dict):
+        return {name: aliases(branch) for name, branch in tree.items()}
+    return tree
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Return the tensors among what an operation made: one, several, or lists of them."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for branch in tree for leaf in tensors(branch)] if isinstance(tree, tuple | list) else []
 
 
 @final

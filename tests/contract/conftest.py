@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ LABELS = ((0, 1, 2, 0, 1, 2, 2), (1, 1, 1, 1), (0,), (0, 2, 2, 0, 2), (1, 2, 1, 
 SCHEDULE = ((0, 1, 2, 4), (1, 3), (0, 2, 3, 4))
 """Who takes part, by round."""
 
-TRAINING = Training(batch_size=3, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
+TRAINING = Training(batch_size=4, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
 
 FASTER: dict[str, object] = {"tuning_epochs": 2}
 """Options that cost time only, where a method has them."""
@@ -103,6 +103,18 @@ class History:
         return {"server": self.rounds[-1].server, "clients": dict(enumerate(self.clients))}
 
 
+class Step(NamedTuple):
+    """A round in which everybody took part: the states before it, and what each client's part in it gave."""
+
+    server: Tree
+    clients: list[Tree]
+    trained: list[Trained]
+
+    def uploads(self) -> Tree:
+        """Return what everybody sent, stacked."""
+        return stack([result.upload for result in self.trained])
+
+
 @dataclass(frozen=True, eq=False)
 class Lab:
     """One method with the model it is tried on, the federation and the experiment's key."""
@@ -110,6 +122,7 @@ class Lab:
     method: Method
     federation: Federation
     key: Tensor
+    schedule: tuple[tuple[int, ...], ...] = SCHEDULE
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -149,28 +162,41 @@ class Lab:
             return train_client(self.method, t, client, download, data, self.client_key(t, i), test)
 
     @cached_property
+    def first(self) -> Step:
+        """Round 0 with everybody, in plain Python; functions are pure, so tests may share what they give."""
+        return self.step(self.server(), self.clients(), 0)
+
+    @cached_property
     def started(self) -> tuple[Tree, list[Tree]]:
         """The states after a round in which everybody took part."""
-        return self.advance(self.server(), self.clients(), 0)
+        return self.after(self.first)
 
-    def train_all(self, server: Tree, clients: list[Tree], t: int) -> list[Trained]:
+    @cached_property
+    def steps(self) -> list[Step]:
+        """All rounds, with everybody."""
+        steps, states = [self.first], self.started
+        for t in range(1, self.method.setup.rounds):
+            steps.append(self.step(*states, t))
+            states = self.after(steps[-1])
+        return steps
+
+    def late_steps(self) -> list[Step]:
+        """Return one round for every answer of `wire`, the last that gives it."""
+        return list({self.method.wire(t): step for t, step in enumerate(self.steps)}.values())
+
+    def step(self, server: Tree, clients: list[Tree], t: int) -> Step:
         """Run everybody's part of round `t`."""
-        return [self.train(server, clients[i], t, i) for i in self.everyone]
+        return Step(server, clients, [self.train(server, clients[i], t, i) for i in self.everyone])
 
     def aggregate(self, server: Tree, uploads: Tree, ids: Iterable[int], valid: Iterable[bool]) -> Tree:
         """Combine a stack of uploads."""
         with torch.no_grad():
             return self.method.aggregate(server, uploads, torch.tensor(tuple(ids)), torch.tensor(tuple(valid)))
 
-    def combine(self, server: Tree, trained: list[Trained]) -> Tree:
-        """Combine what everybody sends."""
-        uploads = stack([result.upload for result in trained])
-        return self.aggregate(server, uploads, self.everyone, [bool(result.valid) for result in trained])
-
-    def advance(self, server: Tree, clients: list[Tree], t: int) -> tuple[Tree, list[Tree]]:
-        """Run round `t` with everybody, in plain Python, and return the next states."""
-        trained = self.train_all(server, clients, t)
-        return self.combine(server, trained), [result.client for result in trained]
+    def after(self, step: Step) -> tuple[Tree, list[Tree]]:
+        """Combine what everybody sends, and return the next states."""
+        valid = [bool(result.valid) for result in step.trained]
+        return self.aggregate(step.server, step.uploads(), self.everyone, valid), [r.client for r in step.trained]
 
     def backend(self, name: str) -> Backend:
         """Return a back end as its table gives it, nothing set."""
@@ -183,7 +209,7 @@ class Lab:
     def run(self, backend: Backend, *, evaluate: bool = True) -> History:
         """Run the schedule."""
         server, rounds = self.server(), []
-        for t, participants in enumerate(SCHEDULE):
+        for t, participants in enumerate(self.schedule):
             rounds.append(backend.run_round(server, Round(t, participants, evaluate)))
             server = rounds[-1].server
         return History(rounds, [backend.clients[i] for i in self.everyone])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedmate.components.calibration import Calibrated
-from fedmate.core import Training, Tree, flatten
+from fedmate.core import LocalResult, Training, Tree, flatten, select, stack, unmapped
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS
 
@@ -130,18 +130,22 @@ def outcome(lab: Lab) -> Outcome:
     method, trained, evaluated = lab.method, {}, {}
     server, clients = lab.server(), lab.clients()
     for t in range(2):
-        with torch.no_grad():
+        updates: list[LocalResult] = []
+        with torch.no_grad(), unmapped():
             for i in lab.everyone:
                 download, data, key = lab.received(server, t, i), lab.federation.clients[i], lab.client_key(t, i)
                 held = method.personal_params(clients[i], download)
                 trained[f"{t} {i} pre"] = held
-                trained[f"{t} {i} post"] = method.local_update(clients[i], download, data, key).params
+                updates.append(method.local_update(clients[i], download, data, key))
+                trained[f"{t} {i} post"] = updates[-1].params
                 evaluated[f"{t} {i} pre"] = method.personalise(held, data, key)
                 evaluated |= {
                     f"{t} {i} {name}": params
                     for name, params in method.extra_views(clients[i], download, data, key).items()
                 }
-        server, clients = lab.advance(server, clients, t)
+        uploads = stack([select(update.upload, method.wire(t).up) for update in updates])
+        server = lab.aggregate(server, uploads, lab.everyone, [True] * len(updates))
+        clients = [update.client for update in updates]
     # What the server remembers of a round may show only after the next.
     trained |= {f"end {i}": method.personal_params(clients[i], lab.received(server, 2, i)) for i in lab.everyone}
     asked = {f"{i}": method.own_adjustment(data) for i, data in enumerate(lab.federation.clients)}
