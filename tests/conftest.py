@@ -16,6 +16,8 @@ def _folders_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     """Keep tests away from the data sets and caches of whoever runs them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(_cache(tmp_path_factory)))
     monkeypatch.delenv(VARIABLE, raising=False)
+    # What tests start in processes of their own is as tiny.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def _cache(factory: pytest.TempPathFactory) -> Path:

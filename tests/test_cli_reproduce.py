@@ -28,6 +28,7 @@ shows = ["accuracy", "ranking", "curves"]
 [base]
 rounds = 4
 eval_every = 2
+backend = "sequential"
 partition = { clients = 3, examples = 20 }
 training = { epochs = 1 }
 [quick]

@@ -392,7 +392,8 @@ def test_what_is_copied_can_be_continued(fedmate_: Fedmate, tmp_path: Path, stop
 # -------------------- real signals to a real process
 
 FEDMATE = str(Path(sys.executable).with_name("fedmate"))
-LONG = (*SMALL, "rounds=80", "eval_every=80", "checkpoint_every=50")
+# Half of the time a process takes goes into loading what only the vectorised back end needs.
+LONG = (*SMALL, "backend=sequential", "rounds=80", "eval_every=80", "checkpoint_every=50")
 
 
 def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:

@@ -23,6 +23,8 @@ GRID = """
 [base]
 rounds = 2
 eval_every = 1
+backend = "sequential"
+model.width = 8
 partition = { clients = 3, examples = 20 }
 training = { epochs = 1 }
 [columns.skewed]
