@@ -492,7 +492,7 @@ def test_your_data_set_may_be_a_file_or_a_folder(
 def test_the_example_is_short_and_runs(tmp_path: Path) -> None:
     path = EXAMPLES / "your_model_and_data.py"
     assert len(path.read_text(encoding="utf-8").splitlines()) < 30
-    command = [sys.executable, "-W", "error", path]
+    command = [sys.executable, "-W", "error", str(path)]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert [line.split()[0] for line in answer.stdout.splitlines()] == ["fedmate", "fedavg"]

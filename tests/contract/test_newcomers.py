@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,6 +77,7 @@ def adapted(lab: Lab, backend: Backend) -> Tree:
         return backend.adapt(lab.started[0], Round(1, lab.everyone, evaluate=True))
 
 
+@cache
 def by_hand(lab: Lab, i: int) -> tuple[Tree, Tree]:
     """Return the models of newcomer `i` after round 1, in plain Python: before and after it adapts."""
     method, key = lab.method, fold(lab.key, "newcomer round", 1, i)
@@ -100,7 +102,7 @@ def test_back_ends_agree_on_newcomers(any_lab: Lab, backend_name: str) -> None:
         own = lab.method.own_adjustment(newcomer(i))
         before, after = (
             torch.stack([adjusted(model.logits(params, test.x), one).flatten() for one in (None, own)])
-            for params in by_hand(lab, i)
+            for params in by_hand(any_lab, i)
         )
         assert_close(found["before"][i], before, rtol=0, atol=1e-9)
         assert_close(found["after"][i], after, rtol=0, atol=1e-9)
@@ -125,7 +127,7 @@ def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> N
     model, test, classes = lab.method.setup.model, lab.federation.test, lab.federation.num_classes
     found = adapted(lab, lab.backend(backend_name))
     for i in range(len(LABELS)):
-        before, after = by_hand(lab, i)
+        before, after = by_hand(plain_lab, i)
         own = lab.method.own_adjustment(lab.federation.newcomers[i])
         for name, params in (("before", before), ("after", after)):
             rows = [class_accuracies(model, params, test, classes, adjustment) for adjustment in (None, own)]
