@@ -111,7 +111,10 @@ def test_answers_go_to_a_new_file(fedmate_: Fedmate, model: Path, tmp_path: Path
     assert "`answers.csv` exists already and is not overwritten" in sentence
 
 
-OWN = "the prior is `own`, the class shares of its client's training samples: `2` 75.0 %, `7` 25.0 %."
+OWN = (
+    "the prior is `own`, the class shares of its client's training samples: `2` 75.0 %, `7` 25.0 %; "
+    "8 classes ruled out."
+)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ OWN = "the prior is `own`, the class shares of its client's training samples: `2
         (None, OWN),
         ("own", OWN),
         ("uniform", "the prior is `uniform`: all 10 classes equally likely."),
-        ("0,0,0,0,0,1,0,0,0,1", "the prior is as given: `5` 50.0 %, `9` 50.0 %."),
+        ("0,0,0,0,0,1,0,0,0,1", "the prior is as given: `5` 50.0 %, `9` 50.0 %; 8 classes ruled out."),
         ("estimated", "the prior is `estimated` from the 4 samples, so few that it is uncertain: "),
     ],
 )

@@ -25,7 +25,7 @@ from fedmate.sites.store import SiteStore
 EXPERIMENT = "ab" * 32
 CLIENTS = 4
 PARTICIPANTS = ((0, 1, 3), (1, 2), (0, 2, 3))
-METHODS = ("fedavg", "fedmate", "fedmate_plus", "fedpac", "moon", "scaffold", "ditto", "fedbabu", "local")
+METHODS = ("fedavg", "fedmate_plus", "fedpac", "scaffold", "ditto", "fedbabu", "local")
 
 
 @cache
