@@ -13,6 +13,7 @@ from tests.test_cli import SMALL, Fedmate, lacking, refuse
 
 import fedmate
 from fedmate.citations import entries_of
+from fedmate.components.calibration import BIBTEX
 from fedmate.datasets import DATASETS
 from fedmate.methods import METHODS
 from fedmate.methods.fedavg import FedAvg
@@ -21,6 +22,7 @@ FACTS = Path(__file__).parents[1] / "CITATION.cff"
 
 REFERENCES = {
     **{f"method {name}": METHODS[name].bibtex for name in METHODS._rows},
+    "prior calibration": BIBTEX,
     **{f"data set {name}": DATASETS[name].bibtex for name in DATASETS.names()},
 }
 
@@ -160,6 +162,14 @@ def test_a_comparison_and_a_run_are_cited_with_everything_once(fedmate_: Fedmate
     assert software["title"] == "{fedmate}"
     assert FedAvg.bibtex not in answer.out
     assert METHODS["fedrep"].bibtex in answer.out
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+def test_prior_calibration_is_cited_where_it_was_used(fedmate_: Fedmate, tmp_path: Path, tau: int) -> None:
+    folder = tmp_path / "run"
+    fedmate_("run", "--method", "fedavg", *SMALL, "--set", f"method.calibration={tau}", "--out", folder)
+    found = parse(fedmate_("cite", folder).out)
+    assert ("logitadjustment2021" in found) == bool(tau)
 
 
 def test_what_two_data_sets_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmate.components.calibration import BIBTEX
 from fedmate.datasets import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
@@ -41,6 +42,9 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
         yield f"% {what} {name}: {', '.join(entries) or 'no reference'}"
         yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
         cited.update(entries)
+    if any(_is_calibrated(record) for record in records):
+        yield f"% prior calibration: {', '.join(entries_of(BIBTEX))}"
+        yield f"{BIBTEX}\n"
     yield from ("% software", software)
 
 
@@ -58,6 +62,11 @@ def _name(record: Record, section: str) -> str:
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"`{record.folder / 'config.toml'}` names no {CITED[section][0]}; put it back from a copy.")
     return name
+
+
+def _is_calibrated(record: Record) -> bool:
+    """Tell whether a run's method was trained with prior calibration."""
+    return bool(record.config["method"].get("calibration"))
 
 
 def _software(records: Sequence[Record]) -> str:

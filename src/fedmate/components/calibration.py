@@ -24,6 +24,15 @@ from fedmate.core.options import Limits, option
 BARRIER = -1e9
 """What stands for log 0: so low that nothing is left of a class, and finite, so that nothing becomes NaN."""
 
+BIBTEX = """@inproceedings{logitadjustment2021,
+  title = {Long-tail learning via logit adjustment},
+  author = {Menon, Aditya Krishna and Jayasumana, Sadeep and Rawat, Ankit Singh and Jain, Himanshu and Veit, Andreas
+    and Kumar, Sanjiv},
+  booktitle = {International Conference on Learning Representations},
+  year = {2021}
+}"""
+"""What to cite for it."""
+
 LIMITS = Limits(at_least=0, at_most=10)
 CALIBRATION = "weight of log class shares in clients' training loss, prior calibration (tau); 0 is off"
 
