@@ -27,9 +27,7 @@ def store(tmp_path: Path) -> SiteStore:
 
 
 def test_a_client_begins_with_its_initial_state(store: SiteStore) -> None:
-    found = store.begin(0, state(0))
-    assert (found.is_new, found.is_repeated) == (True, False)
-    assert_close(found.state, state(0))
+    assert_close(store.begin(0, state(0)), state(0))
 
 
 def test_a_later_round_goes_on_from_the_state_after_the_last(store: SiteStore, tmp_path: Path) -> None:
@@ -37,19 +35,17 @@ def test_a_later_round_goes_on_from_the_state_after_the_last(store: SiteStore, t
     again = SiteStore(tmp_path, EXPERIMENT, 4)
     for later in (1, 7):
         found = again.begin(later, state(0))
-        assert (found.is_new, found.is_repeated) == (False, False)
-        assert_close(found.state, state(1))
-    assert found.state["empty"] == {}
+        assert_close(found, state(1))
+    assert found["empty"] == {}
 
 
 def test_a_message_that_comes_again_starts_where_it_did_before(store: SiteStore) -> None:
     store.keep(3, state(3), state(4))
     for _ in range(2):
         found = store.begin(3, state(0))
-        assert found.is_repeated
-        assert_close(found.state, state(3))
-        store.keep(3, found.state, state(4))
-    assert_close(store.begin(4, state(0)).state, state(4))
+        assert_close(found, state(3))
+        store.keep(3, found, state(4))
+    assert_close(store.begin(4, state(0)), state(4))
 
 
 def test_a_server_that_went_back_further_is_told(store: SiteStore) -> None:
@@ -60,8 +56,8 @@ def test_a_server_that_went_back_further_is_told(store: SiteStore) -> None:
 
 def test_experiments_and_clients_do_not_meet(store: SiteStore, tmp_path: Path) -> None:
     store.keep(0, state(0), state(1))
-    assert SiteStore(tmp_path, EXPERIMENT, 5).begin(1, state(0)).is_new
-    assert SiteStore(tmp_path, "f" * 64, 4).begin(1, state(0)).is_new
+    assert_close(SiteStore(tmp_path, EXPERIMENT, 5).begin(1, state(0)), state(0))
+    assert_close(SiteStore(tmp_path, "f" * 64, 4).begin(1, state(0)), state(0))
     # Two experiments whose digests begin alike share a folder, but not a state.
     with pytest.raises(UserError, match="that of another client"):
         SiteStore(tmp_path, EXPERIMENT[:-1] + "0", 4).begin(1, state(0))
@@ -99,7 +95,7 @@ def test_an_attempt_that_fails_leaves_what_was_there(store: SiteStore, monkeypat
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         store.keep(1, state(1), state(2))
-    assert_close(store.begin(1, state(0)).state, state(1))
+    assert_close(store.begin(1, state(0)), state(1))
     assert sorted(path.name for path in store.folder.iterdir()) == ["state.safetensors"]
 
 

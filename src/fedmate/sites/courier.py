@@ -12,11 +12,7 @@ Leaves: TypeAlias = dict[str, Tensor]
 """A tree as it travels: its leaves by path."""
 
 Metrics: TypeAlias = dict[str, list[float]]
-"""Numbers that a site reports, by name."""
-
-METRICS = ("losses", "valid", "pre", "post")
-"""What sites may report: the losses around training, whether it stayed finite, and accuracies; of methods with further
-views these, too. Nothing else leaves a site besides its upload."""
+"""Numbers that a site reports: `losses` before and after training, `valid`, and the accuracies of its views by name."""
 
 Kind: TypeAlias = Literal["train", "view"]
 

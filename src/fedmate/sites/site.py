@@ -56,19 +56,19 @@ class Site:
             return self._train(request) if request.kind == "train" else self._view(request)
 
     def _train(self, request: Request) -> Answer:
-        begun = self.store.begin(request.round, self._initial())
+        state = self.store.begin(request.round, self._initial())
         download = self._download(request, request.round)
         key, test = self._key(request), self.test if request.evaluate else None
-        trained = train_client(self.method, request.round, begun.state, download, self.data, key, test)
+        trained = train_client(self.method, request.round, state, download, self.data, key, test)
         # On the disk before anything leaves: a site never forgets what it has told.
-        self.store.keep(request.round, begun.state, trained.client)
+        self.store.keep(request.round, state, trained.client)
         self.store.log(self.clock(), request.round, itemise(trained.upload))
         metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
         return Answer(flatten(trained.upload), metrics | _listed(trained.views))
 
     def _view(self, request: Request) -> Answer:
         """Evaluate what the client would hold after the next broadcast; the state stays as it is."""
-        state = self.store.begin(request.round + 1, self._initial()).state
+        state = self.store.begin(request.round + 1, self._initial())
         download = self._download(request, request.round + 1)
         views = view_client(self.method, state, download, self.data, self._key(request), self.test)
         return Answer({}, _listed(views))

@@ -16,7 +16,7 @@ import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 from fedmate import storage
 from fedmate.core import Tree
@@ -29,20 +29,6 @@ AUDIT = ("when", "round", "part", "bytes")
 
 class AheadError(FedmateError):
     """A site that has gone on further than the server that asks."""
-
-
-class Resumed(NamedTuple):
-    """What a round starts from.
-
-    Attributes:
-        state: the client's.
-        is_repeated: it did this round before, and does it again from the same state.
-        is_new: nothing was kept: the client begins.
-    """
-
-    state: Tree
-    is_repeated: bool = False
-    is_new: bool = False
 
 
 @final
@@ -72,7 +58,7 @@ class SiteStore:
         """Hold the client for this process, or raise `BusyError`."""
         return storage.Lock(self.folder / "lock")
 
-    def begin(self, round_number: int, initial: Tree) -> Resumed:
+    def begin(self, round_number: int, initial: Tree) -> Tree:
         """Return the state that a round starts from.
 
         Args:
@@ -85,7 +71,7 @@ class SiteStore:
         """
         path = self.folder / "state.safetensors"
         if not path.exists():
-            return Resumed(initial, is_new=True)
+            return initial
         try:
             tensors, note = unpack(path.read_bytes())
             kept = fit_to(tensors, {"before": initial, "after": initial})
@@ -101,7 +87,8 @@ class SiteStore:
                 f"client {self._identity['partition']} is asked for round {round_number + 1}, but has done round "
                 f"{last + 1}: the server went back further than a site can"
             )
-        return Resumed(kept["before" if last == round_number else "after"], is_repeated=last == round_number)
+        state: Tree = kept["before" if last == round_number else "after"]
+        return state
 
     def keep(self, round_number: int, before: Tree, after: Tree) -> None:
         """Keep the states around a round; they are on the disk when this returns."""
