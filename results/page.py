@@ -33,8 +33,9 @@ PAGE, PICTURES = DOCS / "results.md", DOCS / "pictures" / "results"
 NAMES = (
     *("generalization", "ablation", "components", "adaptability", "classwise", "prototypes", "redundancy"),
     *("distributions", "transmission", "convergence", "cost", "lambda_e", "lambda_c", "time_to_accuracy"),
+    "harmony",
 )
-"""The experiments in the order of the paper."""
+"""The experiments in the order of the paper, then what goes beyond it."""
 
 SEEDS = {"generalization": 3}
 """How many are shown where it is more than one: rows of a table are to be compared, so most of them have as many."""
