@@ -30,6 +30,8 @@ SHAPES = {
     "odd sizes": (5, 9, 7, 6, 3, 1),
     "one channel": (1, 8, 9, 3, 2, 0),
     "many channels": (33, 5, 5, 70, 3, 2),
+    "wide": (64, 8, 8, 128, 3, 1),
+    "widest": (128, 4, 4, 256, 3, 1),
 }
 """Channels, height, width, outputs, kernel, padding."""
 

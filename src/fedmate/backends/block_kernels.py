@@ -39,11 +39,14 @@ class Tiles(NamedTuple):
     stages: int
 
 
-CONVOLVE = Tiles(rows=32, terms=16, warps=2, stages=2)
-WEIGHT_GRADIENT = Tiles(rows=64, terms=64, warps=4, stages=1)
-FIRST_WEIGHT_GRADIENT = Tiles(rows=64, terms=32, warps=2, stages=1)
-INPUT_GRADIENT = Tiles(rows=64, terms=32, warps=4, stages=1)
-"""Found by trying some dozens on an H200 with the CIFAR CNN; the first layer, with few channels, likes others."""
+CONVOLVE = {0: Tiles(rows=32, terms=16, warps=2, stages=2), 64: Tiles(rows=32, terms=64, warps=4, stages=2)}
+WEIGHT_GRADIENT = {0: Tiles(rows=64, terms=32, warps=2, stages=1), 8: Tiles(rows=64, terms=64, warps=4, stages=1)}
+INPUT_GRADIENT = {
+    0: Tiles(rows=64, terms=32, warps=4, stages=1),
+    64: Tiles(rows=64, terms=64, warps=4, stages=1),
+    128: Tiles(rows=128, terms=32, warps=8, stages=1),
+}
+"""By the least number of input channels, found by trying some dozens on an H200 with the networks for CIFAR."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -240,6 +243,11 @@ def _tile(size: int, most: int) -> int:
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
+def _tiles(by_channels: dict[int, Tiles], channels: int) -> Tiles:
+    """Return the tiles for a block with so many input channels."""
+    return by_channels[max(least for least in by_channels if least <= channels)]
+
+
 def _client_stride(stacked: Tensor) -> int:
     """Return how far clients lie apart; 0 if there is one for all."""
     return stacked.stride(0) if stacked.shape[0] > 1 else 0
@@ -262,13 +270,13 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, block: Block) -> Pooled:
     y = x.new_empty(clients, samples, pooled_height, pooled_width, outputs)
     winner = torch.empty_like(y, dtype=torch.uint8)
     pixels = samples * pooled_height * pooled_width
-    tile_o = _tile(outputs, 64)
-    grid = (triton.cdiv(pixels, CONVOLVE.rows), triton.cdiv(outputs, tile_o), clients)
+    tiling, tile_o = _tiles(CONVOLVE, channels), _tile(outputs, 64)
+    grid = (triton.cdiv(pixels, tiling.rows), triton.cdiv(outputs, tile_o), clients)
     _convolve[grid](
         laid, rows, bias, y, winner, _client_stride(laid), _client_stride(rows), _client_stride(bias), pixels,
         block.slope, height, width, channels, kernel, pooled_height, pooled_width, outputs, block.precision,
-        BLOCK_M=CONVOLVE.rows, BLOCK_K=CONVOLVE.terms, BLOCK_O=tile_o,
-        num_warps=CONVOLVE.warps, num_stages=CONVOLVE.stages,
+        BLOCK_M=tiling.rows, BLOCK_K=tiling.terms, BLOCK_O=tile_o,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return Pooled(y, winner, laid)
 
@@ -288,7 +296,7 @@ def _by_weight(grad: Tensor, weight: Tensor, pooled: Pooled, block: Block) -> tu
     real, kernel = weight.shape[2], weight.shape[-1]
     pixels = samples * pooled_height * pooled_width
     terms = (kernel + 1) ** 2 * channels
-    tiling = FIRST_WEIGHT_GRADIENT if channels == LANES else WEIGHT_GRADIENT
+    tiling = _tiles(WEIGHT_GRADIENT, channels)
     tile_k, tile_o, tile_m = _tile(terms, tiling.terms), _tile(outputs, 64), tiling.rows
     tiles = triton.cdiv(terms, tile_k) * triton.cdiv(outputs, tile_o)
     splits = max(1, min(triton.cdiv(pixels, 8 * tile_m), PROGRAMS // (tiles * clients)))
@@ -312,14 +320,15 @@ def _by_x(grad: Tensor, weight: Tensor, winner: Tensor, laid: Tensor, block: Blo
     rows = weight.permute(0, 3, 4, 1, 2).contiguous()
     by_x = grad.new_empty(clients, samples, height, width, channels)
     quads = samples * ((height + 1) // 2) * ((width + 1) // 2)
-    tile_c, tile_m, tile_k = _tile(channels, 64), INPUT_GRADIENT.rows, _tile(outputs, INPUT_GRADIENT.terms)
+    tiling = _tiles(INPUT_GRADIENT, channels)
+    tile_c, tile_m, tile_k = _tile(channels, 64), tiling.rows, _tile(outputs, tiling.terms)
     grid = (triton.cdiv(quads, tile_m), triton.cdiv(channels, tile_c), clients)
     _input_gradient[grid](
         grad, winner, rows, by_x, _client_stride(rows), quads, samples * pooled_height * pooled_width,
         samples * height * width,
         height, width, channels, kernel, block.padding, pooled_height, pooled_width, outputs, block.precision,
         BLOCK_M=tile_m, BLOCK_K=tile_k, BLOCK_C=tile_c,
-        num_warps=INPUT_GRADIENT.warps, num_stages=INPUT_GRADIENT.stages,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return by_x
 
