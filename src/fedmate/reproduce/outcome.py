@@ -108,6 +108,17 @@ class Outcome:
                 seeds.setdefault(cell.row.key, set()).add(cell.seed)
         return sorted(set.intersection(*seeds.values())) if seeds else []
 
+    def with_all_seeds(self, column: Column) -> Outcome:
+        """Return the rows of a column that have every seed that was asked for, and did not diverge with any."""
+        kept = {cell.name: self.found.get(cell.name) for cell in self.cells if cell.column.key == column.key}
+        lacking = {
+            cell.row.key
+            for cell in self.cells
+            if cell.name in kept and ((one := kept[cell.name]) is None or one.diverged_in is not None)
+        }
+        cells = [cell for cell in self.cells if cell.name in kept and cell.row.key not in lacking]
+        return replace(self, cells=cells)
+
     def on_seeds(self, seeds: Sequence[int]) -> Outcome:
         """Return the outcome with some seeds only."""
         return replace(self, cells=[cell for cell in self.cells if cell.seed in seeds])

@@ -41,8 +41,17 @@ def accuracy(outcome: Outcome) -> list[Sheet]:
 
 
 def ranking(outcome: Outcome) -> list[Sheet]:
-    """Return for each column who leads if all are looked at in the same view, with both tests."""
-    return [_ranking(outcome, column) for column in outcome.columns]
+    """Return for each column who leads if all are looked at in the same view, with both tests.
+
+    Where some rows have more seeds than others, these are ranked once more among themselves: with standard errors.
+    """
+    sheets = []
+    for column in outcome.columns:
+        sheets.append(_ranking(outcome, column))
+        some = outcome.with_all_seeds(column)
+        if len(outcome.common_seeds(column)) < outcome.wanted.seeds and len(distinct(some, column)) > 1:
+            sheets.append(_ranking(some, column, "_seeds", " of those with every seed"))
+    return sheets
 
 
 def figures(outcome: Outcome) -> Sheet:
@@ -237,7 +246,7 @@ def _views_of(outcome: Outcome, row: Row, column: Column) -> list[str]:
 # -------------------- who leads
 
 
-def _ranking(outcome: Outcome, column: Column) -> Sheet:
+def _ranking(outcome: Outcome, column: Column, kind: str = "", whose: str = "") -> Sheet:
     fair, which = on_common_seeds(outcome, column)
     blocks = [[*_ranked(_entries(fair, column, test))] for test in TESTS]
     rows = [[*left, *right] for left, right in zip_longest(*blocks, fillvalue=["", "", ""])]
@@ -248,7 +257,8 @@ def _ranking(outcome: Outcome, column: Column) -> Sheet:
         f"accuracy in percent, mean over clients, {which}; ± standard error of the mean over seeds",
     ]
     head, groups = ["place", "method", "accuracy"] * 2, [f"`{test}`" for test in TESTS for _ in range(3)]
-    sheet = Sheet(name_for("ranking", column), f"ranking, {label(column)}", head, rows, notes, frozenset(), groups)
+    name, title = name_for(f"ranking{kind}", column), f"ranking{whose}, {label(column)}"
+    sheet = Sheet(name, title, head, rows, notes, frozenset(), groups)
     return dressed(outcome, sheet)
 
 
