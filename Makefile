@@ -4,10 +4,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit kills soak results clean
+.PHONY: help demo test lint types unit kills test-flower soak results clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 13
 
 demo: .venv/core  ## compare five methods on digits (s = 10): one table, under two minutes on 2 cores
 	$(BIN)/fedmate run --dataset digits --method fedmate --method fedrep --method fedper --method fedavg --method local
@@ -22,10 +22,13 @@ types: .venv/dev  ## types, strictly
 	$(BIN)/mypy
 
 unit: .venv/dev  ## tests and the examples in docstrings
-	$(BIN)/pytest -n 2 --dist loadfile --durations=5 -m 'not kills'
+	$(BIN)/pytest -n 2 --dist loadfile --durations=5 -m 'not kills and not flower'
 
 kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume them, compare the records
 	$(BIN)/pytest -n 2 tests/reliability
+
+test-flower: .venv/flower  ## Flower: a simulation on Ray, and a federation of three sites over TLS on this machine
+	$(BIN)/pytest --durations=5 tests/flower tests/deploy
 
 soak: .venv/dev  ## the same at 200 random instants
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
@@ -42,6 +45,11 @@ results: .venv/dev  ## write docs/results.md from the cells in results/
 
 .venv/dev: .venv/core
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+.venv/flower: .venv/dev
+	@echo "Installing Flower and Ray, some 500 MB."
+	$(PIP) --editable '.[dev,flower]'
 	@touch $@
 
 clean:  ## remove what these commands made, except records

@@ -51,6 +51,18 @@ def test_every_kind_can_be_listed() -> None:
     assert list(TABLES) == KINDS
 
 
+def test_lists_are_shown_as_one_would_write_their_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Listed(Toy):
+        names: tuple[str, ...] = option((), "no names")
+        sizes: tuple[float, ...] = option((1.0, 2.5), "two sizes")
+
+    monkeypatch.setitem(DATASETS._rows, "listed", Listed)
+    lines = list(catalogue("datasets"))
+    assert "      names: no names" in lines
+    assert "      sizes: two sizes [1.0, 2.5]" in lines
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_lists_every_row_of_its_table(kind: str) -> None:
     lines = list(catalogue(kind))

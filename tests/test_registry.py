@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ class TestRegistry:
         with pytest.raises(UserError) as error:
             empty["a"]
         assert str(error.value) == "`a` is not among the nothing; none exist."
+
+    def test_a_row_may_be_imported_when_it_is_asked_for(self) -> None:
+        table: Registry[object] = Registry("things", {}, later={"half": "fractions:Fraction", "gone": "nowhere:x"})
+        assert table.names() == ["gone", "half"]
+        assert table["half"] is Fraction
+        with pytest.raises(ModuleNotFoundError):
+            table["gone"]
 
     def test_the_callers_dictionary_is_copied(self) -> None:
         rows = {"a": 1}

@@ -128,6 +128,26 @@ def test_permissions_follow_the_umask(tmp_path: Path, write: Callable[[Path, byt
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_what_is_private_is_so_from_the_first_byte_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        no_links(monkeypatch)
+    write, found = os.write, set[int]()
+
+    def noted(descriptor: int, data: memoryview) -> int:
+        found.add(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", noted)
+    with umask(0o002):
+        storage.write_new(tmp_path / "key", b"secret", storage.PRIVATE)
+    assert found == {0o600}
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert tree(tmp_path) == {"key": b"secret"}
+
+
 # -------------------- never over another
 
 

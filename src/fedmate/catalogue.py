@@ -52,7 +52,8 @@ def catalogue(kind: str | None) -> Iterator[str]:
 def _options(cls: type) -> Iterator[str]:
     options = options_of(cls) if is_dataclass(cls) else {}
     for key, field in options.items():
-        default = "" if field.default is None else f" [{field.default}]"
+        values = field.default if isinstance(field.default, tuple) else (field.default,)
+        default = "" if values in ((), (None,)) else f" [{', '.join(map(str, values))}]"
         yield f"      {key}: {field.metadata['help']}{default}"
 
 

@@ -2,7 +2,8 @@
 
 FedmateError
 ├── UserError        the user asked for something that cannot be done: one sentence, exit status 2
-└── DivergedError    training went to infinity at every client: one sentence, exit status 3
+├── DivergedError    training went to infinity at every client: one sentence, exit status 3
+└── StoppedError     a run cannot go on for now, and what is done is saved: how to continue, exit status 1
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ class UserError(FedmateError):
 
 class DivergedError(FedmateError):
     """No client of a round gave finite numbers, so the run ended; its record up to then is intact."""
+
+
+class StoppedError(FedmateError):
+    """A run that cannot go on for now: clients elsewhere do not answer; the rounds done are saved."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

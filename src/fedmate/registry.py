@@ -7,7 +7,7 @@ A table is an explicit dictionary beside the things it names. Other packages add
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar, final
 
 from fedmate.errors import UserError, nearest
@@ -22,19 +22,24 @@ class Registry(Generic[Row]):
     Args:
         kind: what the table holds, in the plural.
         rows: name to class.
+        later: name to `module:class` for rows that are imported when they are asked for: they stand on the table.
     """
 
-    def __init__(self, kind: str, rows: Mapping[str, Row]) -> None:
+    def __init__(self, kind: str, rows: Mapping[str, Row], later: Mapping[str, str] | None = None) -> None:
         """Remember the built-in rows; those of other packages are looked up when asked for."""
         self.kind = kind
         self._rows = dict(rows)
+        self._later = dict(later or {})
 
     def names(self) -> list[str]:
         """Return every known name, in alphabetical order."""
-        return sorted({*self._rows, *(point.name for point in entry_points(group=f"fedmate.{self.kind}"))})
+        names = [*self._rows, *self._later, *(point.name for point in entry_points(group=f"fedmate.{self.kind}"))]
+        return sorted(set(names))
 
     def __getitem__(self, name: str) -> Row:
         """Return the row called `name`, or raise `UserError`."""
+        if name in self._later:
+            self._rows[name] = EntryPoint(name, self._later[name], f"fedmate.{self.kind}").load()
         if name in self._rows:
             return self._rows[name]
         for point in entry_points(group=f"fedmate.{self.kind}", name=name):

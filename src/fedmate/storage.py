@@ -24,21 +24,33 @@ from fedmate.errors import FedmateError
 SHOWN = 40
 """How many characters of a name a temporary name shows: each may take four of the 255 bytes that a name has."""
 
+MODE = 0o666
+"""Who may do what with a file, before the umask: what a program gives that has nothing to hide."""
+
+PRIVATE = 0o600
+"""The same for what is its owner's alone, such as a key."""
+
 
 class BusyError(FedmateError):
     """Another process holds the lock."""
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes, mode: int = MODE) -> None:
     """Write a file that nobody refers to yet, over a torn one that an earlier attempt may have left."""
-    _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, durable=True)
+    _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, durable=True, mode=mode)
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Write a file for the user: all of it or nothing, and never over another one (`FileExistsError`)."""
+def write_new(path: Path, data: bytes, mode: int = MODE) -> None:
+    """Write a file for the user: all of it or nothing, and never over another one (`FileExistsError`).
+
+    Args:
+        path: its name.
+        data: its content.
+        mode: who may do what with it, at no instant more, and less where the umask says so.
+    """
     temporary = _temporary(path)
     try:
-        write(temporary, data)
+        write(temporary, data, mode)
         try:
             # A link, unlike a rename, fails where something exists.
             os.link(temporary, path)
@@ -46,7 +58,7 @@ def write_new(path: Path, data: bytes) -> None:
             raise
         except OSError:
             # A file system without links, such as a memory stick's: a kill may leave a part here, but nothing is lost.
-            _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=True)
+            _put(path, data, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=True, mode=mode)
     finally:
         remove(temporary)
     sync_folder(path.parent)
@@ -177,9 +189,9 @@ class Lock:
         os.close(self._descriptor)
 
 
-def _put(path: Path, data: bytes, flags: int, *, durable: bool) -> None:
+def _put(path: Path, data: bytes, flags: int, *, durable: bool, mode: int = MODE) -> None:
     # Neither a buffer nor an implicit flush: what a kill leaves behind is what was written until then.
-    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
     try:
         rest = memoryview(data)
         while rest:

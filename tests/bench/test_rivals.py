@@ -135,6 +135,7 @@ def test_flower_clients_and_server_are_federated_averaging() -> None:
     assert gap(ours(CASE, torch.float32), params) < 1e-5
 
 
+@pytest.mark.flower
 def test_flower_simulation_runs() -> None:
     """In a process of its own, as always; half a minute."""
     pytest.importorskip("flwr")

@@ -18,7 +18,7 @@ import torch
 from tests.installed import installed_example
 from torch import Tensor, nn
 
-from fedmate.backends import BACKENDS, Backend
+from fedmate.backends import BACKENDS, Backend, in_process
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.client import Trained, train_client
 from fedmate.backends.sequential import Sequential
@@ -288,7 +288,7 @@ def method_name(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=BACKENDS.names())
+@pytest.fixture(params=in_process())
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Every back end of the table, in turn."""
     name: str = request.param

@@ -25,8 +25,8 @@ INPUTS = {"digits_cnn": (1, 8, 8), "emnist_cnn": (1, 28, 28)}
 
 
 def named(table: Registry[Any]) -> list[str]:
-    """Return the rows that a file can name; what is `given` in Python exists only there."""
-    return [name for name in table.names() if name != "given"]
+    """Return the rows whose content is in files; what is `given` exists in Python, what lies with `sites` there."""
+    return [name for name in table.names() if name not in ("given", "sites")]
 
 
 CLASSES = {"cifar100": 100, "emnist": 62}

@@ -81,6 +81,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "device": "auto",
         "dtype": "float32",
         "precision": "tf32",
+        "min_clients": 1,
+        "patience": 600.0,
         "compile": False,
     }
     assert asdict(experiment.training) == {

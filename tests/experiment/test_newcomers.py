@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from fedmate.api import load, run
-from fedmate.backends import BACKENDS
+from fedmate.backends import BACKENDS, in_process
 from fedmate.core import ClientData, make_key
 from fedmate.datasets.given import Pool, Sites
 from fedmate.errors import DivergedError, UserError
@@ -142,7 +142,7 @@ def test_a_single_client_cannot_stay_out() -> None:
 # What training hears of them.
 
 
-@pytest.mark.parametrize("backend", BACKENDS.names())
+@pytest.mark.parametrize("backend", in_process())
 def test_meeting_them_changes_nothing_in_the_record_of_the_others(tmp_path: Path, backend: str) -> None:
     met, unmet = made(method="fedmate", backend=backend), made(method="fedmate", backend=backend)
     alone = unmet.federation._replace(newcomers=())

@@ -286,7 +286,7 @@ def test_what_appears_meanwhile_is_not_overwritten(tmp_path: Path, monkeypatch: 
         target.write_bytes(b"mine")
         return b"theirs"
 
-    monkeypatch.setattr(PortableModel, "_to_safetensors", slow)
+    monkeypatch.setattr(PortableModel, "to_safetensors", slow)
     assert "exists already" in sentence(make().save, target)
     assert target.read_bytes() == b"mine"
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedmate import storage
-from fedmate.backends import BACKENDS, Backend
+from fedmate.backends import BACKENDS, Backend, in_process
 from fedmate.backends.base import Round
 from fedmate.core import Tree
 from fedmate.core.options import options_of
@@ -205,9 +205,7 @@ TELLING = ("fedavg", "fedmate", "fedpac", "local", "moon", "scaffold")
 
 EVERY = (1, 2, 3, 10)
 CASES = [
-    (method, backend, EVERY[(i + j) % 4])
-    for i, method in enumerate(TELLING)
-    for j, backend in enumerate(BACKENDS.names())
+    (method, backend, EVERY[(i + j) % 4]) for i, method in enumerate(TELLING) for j, backend in enumerate(in_process())
 ] + [("fedmate", "vectorised", every) for every in EVERY if every != EVERY[(TELLING.index("fedmate") + 1) % 4]]
 """Each on every back end, and every distance of checkpoints with one of them."""
 
@@ -266,7 +264,7 @@ def test_it_may_be_interrupted_after_any_round(
     assert outcome(folder) == untouched("fedper", *settings)
 
 
-@pytest.mark.parametrize("backend", BACKENDS.names())
+@pytest.mark.parametrize("backend", in_process())
 def test_clients_that_are_left_out_and_newcomers_are_as_they_were(
     tmp_path: Path, untouched: Untouched, backend: str
 ) -> None:
@@ -553,7 +551,7 @@ def test_an_interruption_between_any_two_lines_leaves_a_folder_that_goes_on(
     assert outcome(folder) == untouched("fedmate", "backend=sequential"), strike.place
 
 
-@pytest.mark.parametrize("backend", BACKENDS.names())
+@pytest.mark.parametrize("backend", in_process())
 def test_an_interruption_after_training_saves_what_clients_held_before_it(
     tmp_path: Path, untouched: Untouched, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

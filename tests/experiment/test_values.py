@@ -21,6 +21,9 @@ class Options:
     word: str = ""
     cap: int | None = None
     choice: Literal["float32", "float64"] = "float32"
+    names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
 
 
 def check(key: str, value: Any) -> Any:
@@ -53,6 +56,26 @@ def test_a_whole_number_becomes_the_number_that_is_asked_for() -> None:
     assert type(taken) is float
 
 
+@pytest.mark.parametrize("form", [list, tuple])
+@pytest.mark.parametrize(
+    ("key", "values"), [("names", ["a", "b"]), ("sizes", [1, -2]), ("numbers", [0.5, 1.5]), ("names", [])]
+)
+def test_a_list_is_kept_as_a_tuple(key: str, values: list[Any], form: Any) -> None:
+    assert check(key, form(values)) == tuple(values)
+
+
+def test_whole_numbers_in_a_list_become_the_numbers_that_are_asked_for() -> None:
+    taken = check("numbers", [2, 0.5, 10**400])
+    assert taken == (2.0, 0.5, math.inf)
+    assert [type(number) for number in taken] == [float] * 3
+
+
+@pytest.mark.parametrize("value", ["\udc80", ["a", "\udc80"]])
+def test_what_is_no_text_is_refused(value: Any) -> None:
+    with pytest.raises(UserError, match="holds bytes that are no text"):
+        check("names" if isinstance(value, list) else "word", value)
+
+
 def test_limits_are_checked_elsewhere() -> None:
     assert math.isnan(check("real", math.nan))
 
@@ -72,6 +95,13 @@ def test_limits_are_checked_elsewhere() -> None:
         ("word", False, "the truth value false", "a string"),
         ("cap", 2.5, "the number 2.5", "a whole number"),
         ("cap", True, "the truth value true", "a whole number"),
+        ("names", "a", "the string 'a'", "a list of strings"),
+        ("names", ["a", 1], "the list ['a', 1]", "a list of strings"),
+        ("sizes", [1.0], "the list [1.0]", "a list of whole numbers"),
+        ("sizes", [True], "the list [True]", "a list of whole numbers"),
+        ("sizes", [[1]], "the list [[1]]", "a list of whole numbers"),
+        ("numbers", 1.0, "the number 1.0", "a list of numbers"),
+        ("numbers", ["1"], "the list ['1']", "a list of numbers"),
         ("whole", {"a": 1}, "dict {'a': 1}", "a whole number"),
         ("whole", datetime.date(2024, 5, 6), "datetime.date(2024, 5, 6)", "a whole number"),
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from fedmate.core import (
     select,
     where,
 )
+
+NOT_FINITE = "not finite"
+"""Why a client is left out that answered, and answered in the right form."""
 
 
 class Round(NamedTuple):
@@ -49,6 +53,7 @@ class ClientReport(NamedTuple):
         valid: whether it counted in the aggregation.
         loss_before, loss_after: mean cross-entropy on its own samples around local training.
         down, up: bytes that crossed, by item.
+        reason: why it did not count.
     """
 
     client: int
@@ -57,6 +62,7 @@ class ClientReport(NamedTuple):
     loss_after: float
     down: dict[str, int]
     up: dict[str, int]
+    reason: str = ""
 
 
 class View(NamedTuple):
@@ -154,6 +160,9 @@ class Backend(ABC):
         compile: whether training steps go through `torch.compile`, where a back end can do that.
     """
 
+    is_remote: ClassVar[bool] = False
+    """Whether clients keep their states themselves: a run then saves the server's after every round, and no others."""
+
     def __init__(
         self,
         method: Method,
@@ -169,6 +178,7 @@ class Backend(ABC):
         self.precision: Precision = precision
         self.compile = compile
         self.notes: list[str] = []
+        self.reasons: dict[int, str] = {}
         self.method = method
         self.federation = federation
         self.key = key
@@ -186,6 +196,11 @@ class Backend(ABC):
     @abstractmethod
     def restore(self, states: Mapping[int, Tree]) -> None:
         """Put some clients back into the states they had at another time."""
+
+    @contextmanager
+    def at_work(self, folder: Path) -> Iterator[None]:
+        """Be ready for the rounds of the run in `folder`; what was started for them is ended."""
+        yield
 
     @abstractmethod
     def train(self, server: Tree, task: Round) -> Cohort:
@@ -206,7 +221,15 @@ class Backend(ABC):
         # Only now, with the round done, are numbers read back from the device.
         losses, valid = outcome.losses.tolist(), outcome.valid.tolist()
         reports = [
-            ClientReport(client, valid[row], losses[row][0], losses[row][1], messages.down[row], messages.up[row])
+            ClientReport(
+                client,
+                valid[row],
+                losses[row][0],
+                losses[row][1],
+                messages.down[row],
+                messages.up[row],
+                "" if valid[row] else self.reasons.get(client, NOT_FINITE),
+            )
             for row, client in enumerate(task.participants)
         ]
         diagnostics = {"clients": outcome.diagnostics, "server": outcome.server.get("diagnostics", {})}
@@ -250,7 +273,8 @@ class Backend(ABC):
         model, params = self.method.setup.model, self.method.global_params(server)
         # With private buffers no single set of statistics fits the aggregated model.
         private = model.buffer_policy == "private" and bool(model.init_params()["buffers"])
-        if params is None or private:
+        # What lies with sites is tested there, in the models that they hold.
+        if params is None or private or self.federation.at_sites:
             return {}
         with remembered_features():
             found = [accuracies(self.method, params, data, self.federation.test) for data in self._distinct()]

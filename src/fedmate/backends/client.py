@@ -100,12 +100,24 @@ def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData,
     return Adapted(received, where(valid, adapted, received), valid)
 
 
-def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Tree:
-    """Return the `accuracies` of the `pre` view and the method's extra views after a broadcast."""
+class Seen(NamedTuple):
+    """What a client holds after a broadcast.
+
+    Attributes:
+        personal: its model, the view `pre`.
+        views: the `accuracies` of that and of the method's extra views.
+    """
+
+    personal: Tree
+    views: Tree
+
+
+def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Seen:
+    """Evaluate what a client holds after a broadcast."""
     with remembered_features():
         personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
         views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}
-        return {name: accuracies(method, params, data, test) for name, params in views.items()}
+        return Seen(personal, {name: accuracies(method, params, data, test) for name, params in views.items()})
 
 
 def view_newcomer(

@@ -126,7 +126,7 @@ class Sequential(Backend):
             download, data = self._download(server, task.number + 1, i), self.federation.clients[i]
             key, test = self._key(task, i), self.federation.test
             with remembered_features(memory):
-                return view_client(self.method, self._states[i], download, data, key, test)
+                return view_client(self.method, self._states[i], download, data, key, test).views
 
         return stack(self._map(view, range(len(self._states))))
 

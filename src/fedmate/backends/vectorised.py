@@ -193,7 +193,7 @@ class Vectorised(Backend):
 
         def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Tree:
             download = self.download(server, task.number + 1, client_id)
-            return view_client(self.method, client, download, data, key, self.federation.test)
+            return view_client(self.method, client, download, data, key, self.federation.test).views
 
         views: Tree = vmap(view, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
         return views

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from fedmate.backends import BACKENDS
+from fedmate.backends import in_process
 from fedmate.backends.precision import Precision
 from fedmate.bench.case import AUTO, Case
 from fedmate.bench.rivals import RIVALS
@@ -51,7 +51,7 @@ def make_suite(name: str, device: str, choice: Choice) -> list[Case]:
     """Return the cases of a suite, or raise `UserError`."""
     if name not in (*SUITES, "all"):
         raise UserError(f"`--suite` is `{name}`; {nearest(name, (*SUITES, 'all'))}")
-    known = [AUTO, *BACKENDS.names(), *RIVALS]
+    known = [AUTO, *in_process(), *RIVALS]
     for runner in choice.runners:
         if runner not in known:
             raise UserError(f"`--backend` is `{runner}`; {nearest(runner, known)}")
@@ -127,7 +127,7 @@ def _compared(device: str) -> Iterable[Case]:
 
 def _backends(work: Case) -> Iterable[Case]:
     """Yield a case for every back end."""
-    return (dataclasses.replace(work, runner=name) for name in BACKENDS.names())
+    return (dataclasses.replace(work, runner=name) for name in in_process())
 
 
 def _rivals(work: Case, names: Iterable[str]) -> Iterable[Case]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, one_line, read_settings, status
-from fedmate.errors import DivergedError, UserError
+from fedmate.errors import DivergedError, StoppedError, UserError
 
 if TYPE_CHECKING:
     from fedmate.experiment.jobs import Job
@@ -69,8 +69,8 @@ def _run_all(jobs: list[Job], folder: Path, data_dir: Path | None) -> None:
         display.notes(note for job in jobs for note in job.notes)
         try:
             diverged = run_jobs(jobs, display.observer)
-        except (KeyboardInterrupt, OSError) as error:
-            stopped: KeyboardInterrupt | OSError | None = error
+        except (KeyboardInterrupt, OSError, StoppedError) as error:
+            stopped: KeyboardInterrupt | OSError | StoppedError | None = error
         else:
             stopped = None
     gone = next((job.folder for job in jobs if not job.folder.exists()), None)
@@ -89,7 +89,9 @@ def _run_all(jobs: list[Job], folder: Path, data_dir: Path | None) -> None:
         raise DivergedError(" ".join(diverged))
 
 
-def _say_how_to_continue(stopped: KeyboardInterrupt | OSError, jobs: list[Job], command: str) -> typer.Exit:
+def _say_how_to_continue(
+    stopped: KeyboardInterrupt | OSError | StoppedError, jobs: list[Job], command: str
+) -> typer.Exit:
     """Tell what is saved, as the disk has it now, and return the exit status."""
     from fedmate.experiment.checkpoint import Checkpoint
     from fedmate.experiment.record import Record

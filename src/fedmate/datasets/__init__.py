@@ -10,6 +10,7 @@ from fedmate.datasets.folder import Folder
 from fedmate.datasets.given import Given
 from fedmate.datasets.mnist import FashionMnist, Mnist
 from fedmate.datasets.npz import Npz
+from fedmate.datasets.sites import AtSites
 from fedmate.registry import Registry
 
 DATASETS: Registry[type[Dataset]] = Registry(
@@ -26,6 +27,7 @@ DATASETS: Registry[type[Dataset]] = Registry(
         "given": Given,
         "mnist": Mnist,
         "npz": Npz,
+        "sites": AtSites,
     },
 )
 

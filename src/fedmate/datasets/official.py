@@ -142,5 +142,8 @@ OFFICIAL: dict[str, Origin] = {
         ),
     ),
     "npz": Origin("A file of your own with arrays", hint="yours: `--set dataset.path=FILE.npz` names it"),
+    "sites": Origin(
+        "Samples that lie with sites of their own", hint="theirs: it stays where it is, see docs/deploy.md"
+    ),
 }
 """By the name of the data set. A data set of another package need not be here: it says itself what it misses."""

@@ -19,6 +19,7 @@ from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import Deal, deal, federate
 from fedmate.experiment.given import NOTHING, Given
+from fedmate.flower.backend import Flower
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
@@ -61,11 +62,18 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     general = experiment.general
     key = make_key(general.seed, general.device)
     dealt = deal(experiment, given)
+    if dealt.at_sites and not given.is_deployed:
+        raise UserError(
+            "`dataset.name` is `sites`, samples that lie with sites of their own; run the experiment with `flwr run`, "
+            "see docs/deploy.md."
+        )
     arrays, federation = dealt.arrays, federate(experiment, dealt)
     card = Card(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, general.dtype)
     method = make_method(experiment, card, given, initial)
     method.setup.model.check(first_samples(federation, 2), federation.num_classes)
-    notes = [*arrays.notes, *_notes(experiment, federation), *_calibration_notes(method, federation)]
+    notes = list(arrays.notes)
+    if not federation.at_sites:
+        notes += [*_notes(experiment, federation), *_calibration_notes(method, federation)]
     if general.device == "cpu" and general.precision == "bf16":
         notes.append("`precision` is `bf16`, but a CPU multiplies numbers as they are.")
     late = sorted(method.wire(0).down - method.wire(general.rounds).down)
@@ -75,6 +83,11 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
             "shows each client's own."
         )
     name = decide_backend(general.backend, method, federation)
+    if BACKENDS[name].is_remote and federation.newcomers:
+        raise UserError(
+            f"`holdout_clients` is {general.holdout_clients}, but on the back end `{name}` newcomers are met only by "
+            "`fedmate adapt`; set it to 0, or use another back end."
+        )
     reason = BACKENDS[name].refusal(method, federation, general.precision)
     if reason is not None:
         notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")
@@ -87,6 +100,8 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
         precision=general.precision,
         compile=general.compile,
     )
+    if isinstance(backend, Flower):
+        backend.min_clients, backend.patience, backend.given = general.min_clients, general.patience, given
     # What it notices later is told when it does.
     notes += backend.notes
     backend.notes.clear()

@@ -55,6 +55,12 @@ class General:
     precision: Literal["strict", "tf32", "bf16"] = option(
         "tf32", "how a GPU multiplies: `strict`, numbers as they are; `tf32`, rounded to 10 bits; `bf16`, to 7"
     )
+    min_clients: int = option(
+        1, "clients that must answer for a round to count, where they live elsewhere", Limits(at_least=1), is_later=True
+    )
+    patience: float = option(
+        600.0, "seconds to wait for an answer, where clients live elsewhere", Limits(above=0), is_later=True
+    )
     compile: bool = option(False, "let torch.compile fuse a GPU's training steps: for long runs without fused kernels")
 
 

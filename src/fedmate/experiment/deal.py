@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedmate.core import ClientData, Federation, rows_of
 from fedmate.datasets import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
 from fedmate.datasets.place import data_folder
+from fedmate.datasets.sites import AtSites
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.given import Given
@@ -35,6 +36,7 @@ class Deal:
         newcomers: those of the clients that stay out of training.
         validation: the rows to evaluate on instead of the test split, if that was asked for.
         test: what everybody is evaluated on.
+        at_sites: whether samples lie with sites of their own, and these stand in for them.
     """
 
     arrays: Arrays
@@ -43,6 +45,7 @@ class Deal:
     newcomers: list[Rows]
     validation: Rows | None
     test: Samples
+    at_sites: bool = False
 
     @property
     def sha256(self) -> str:
@@ -66,6 +69,11 @@ class Deal:
 
     def class_counts(self) -> NDArray[np.int64]:
         """Return how many samples of each class each client holds, newcomers last, `[clients, classes]`."""
+        if self.at_sites:
+            raise UserError(
+                "`dataset.name` is `sites`: what the sites hold is known to them alone; ask each with `fedmate deploy "
+                "check`."
+            )
         labels, classes = self.arrays.train.y, len(self.arrays.class_names)
         hands = [*self.clients, *self.newcomers]
         return np.stack([np.bincount(labels[rows], minlength=classes) for rows in hands]).astype(np.int64)
@@ -78,6 +86,8 @@ class Deal:
             "classes": self.arrays.class_names,
             "names": self.names(),
         }
+        if self.at_sites:
+            return json.dumps({**head, "at_sites": True}, ensure_ascii=False) + "\n"
         lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in head.items()]
         for name, hands in (("clients", self.clients), ("newcomers", self.newcomers)):
             rows = ",\n".join(json.dumps(hand.tolist()) for hand in hands)
@@ -90,6 +100,8 @@ class Deal:
 def deal(experiment: Experiment, given: Given) -> Deal:
     """Load the data set and give its samples out, or raise `UserError`."""
     dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
+    if isinstance(dataset, AtSites):
+        return _stand_ins(experiment, dataset)
     arrays = given.data.arrays if given.data else dataset.load(data_folder(given.folder))
     hands = given.data.hands if given.data else None
     held = np.array([], np.int64) if hands else _hold_back(experiment, arrays)
@@ -130,6 +142,7 @@ def federate(experiment: Experiment, dealt: Deal) -> Federation:
         test=ready(experiment, arrays.normalisation, dealt.test),
         num_classes=len(arrays.class_names),
         newcomers=tuple(clients[len(dealt.clients) :]),
+        at_sites=dealt.at_sites,
     )
 
 
@@ -163,6 +176,34 @@ def held_out(experiment: Experiment, num_clients: int) -> set[int]:
             "to 0."
         )
     return set(random_of(experiment, b"holdout").permutation(num_clients)[:count].tolist())
+
+
+def _stand_ins(experiment: Experiment, dataset: AtSites) -> Deal:
+    """Give each client one sample that means nothing, or raise `UserError` if there is something to be dealt."""
+    partition, general = experiment.partition, experiment.general
+    settings = {
+        "partition.name": (partition.name, "given"),
+        "partition.examples": (partition.options["examples"], None),
+        "partition.redundant_clients": (partition.options["redundant_clients"], 0),
+        "holdout_clients": (general.holdout_clients, 0),
+        "evaluate_on": (general.evaluate_on, "test"),
+    }
+    for key, (found, left_out) in settings.items():
+        if found != left_out:
+            raise UserError(
+                f"`{key}` is `{found}`, but `dataset.name` is `sites`, where samples lie with their clients and are "
+                f"taken as they are; leave `{key}` out."
+            )
+    arrays, row = dataset.stand_ins(), np.zeros(1, np.int64)
+    return Deal(
+        arrays,
+        content_digest(arrays),
+        clients=[row] * partition.options["clients"],
+        newcomers=[],
+        validation=None,
+        test=arrays.train,
+        at_sites=True,
+    )
 
 
 def _hold_back(experiment: Experiment, arrays: Arrays) -> Rows:

@@ -38,6 +38,16 @@ def evaluate_view(view: View, labels: Tensor) -> dict[str, Any]:
     return {test: _figures(view, accuracies[:, i], weights[i], len(labels)) for i, test in enumerate(TESTS)}
 
 
+def reported_view(view: View, num_clients: int) -> dict[str, Any]:
+    """Return the figures of one view of which each client reports one accuracy, the second of each pair: `own`."""
+    balanced, own = (100 * view.accuracies[:, :, 0].cpu()).unbind(1)
+    classes = view.accuracies.shape[2]
+    return {
+        test: {**spread(values), "per_class": [None] * classes, "clients": _by_client(view, values, num_clients)}
+        for test, values in zip(TESTS, (balanced, own), strict=True)
+    }
+
+
 def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) -> dict[str, Any]:
     """Weigh classes for each client; a class without test samples counts for nobody."""
     known = ~accuracies.isnan()
@@ -45,10 +55,15 @@ def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) 
     filled = torch.where(known, accuracies, 0.0)
     by_client = (filled * weights).sum(1) / weights.sum(1)
     by_class = (filled * weights).sum(0) / weights.sum(0)
-    everyone: list[float | None] = [None] * num_clients
-    for client, value in zip(view.clients, by_client.tolist(), strict=True):
-        everyone[client] = number(value)
+    everyone = _by_client(view, by_client, num_clients)
     return {**spread(by_client), "per_class": [number(v) for v in by_class.tolist()], "clients": everyone}
+
+
+def _by_client(view: View, values: Tensor, num_clients: int) -> list[float | None]:
+    everyone: list[float | None] = [None] * num_clients
+    for client, value in zip(view.clients, values.tolist(), strict=True):
+        everyone[client] = number(value)
+    return everyone
 
 
 def spread(values: Tensor) -> dict[str, float | None]:

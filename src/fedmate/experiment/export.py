@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,6 +14,8 @@ from fedmate.components.calibration import Calibrated
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
+from fedmate.experiment.card import Card
+from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.portable import PortableModel
@@ -38,31 +40,51 @@ def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> Po
     return read_steadily(folder, lambda: _export(Restored(folder, given.module), client, given))
 
 
-def describe(restored: Restored, params: Tree, client: int | str, counts: Iterable[int] | None = None) -> PortableModel:
+class Lineage(Protocol):
+    """What has to be known about a run to make sense of its parameters."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """As it was declared."""
+
+    @property
+    def method(self) -> Method:
+        """With its setup."""
+
+    @property
+    def card(self) -> Card:
+        """What its networks read and answer."""
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+
+
+def describe(run: Lineage, params: Tree, client: int | str, counts: Iterable[int] | None = None) -> PortableModel:
     """Put parameters that came out of a run together with what is known about them.
 
     Args:
-        restored: the run.
+        run: where they come from.
         params: a model of its method.
         client: whose they are: a number, `global` or `newcomer`.
         counts: how many training samples of each class that client holds.
     """
-    experiment = restored.experiment
+    experiment = run.experiment
     origin = {
         "method": experiment.method.name,
         "dataset": experiment.dataset.name,
         "client": client,
-        "round": restored.round,
+        "round": run.round,
         "fedmate": fedmate.__version__,
     }
-    method, model = restored.method, restored.method.setup.model
+    method, model = run.method, run.method.setup.model
     architecture: dict[str, Any] = {"name": experiment.model.name, "options": dict(experiment.model.options)}
     # A method that adds layers, and would again, is part of what the network is.
     if method.prepare(model) is not model:
         architecture["method"] = {"name": experiment.method.name, "options": dict(experiment.method.options)}
     tau = _tau(method)
     calibration = Calibration(tau) if counts is None else Calibration.of_client(tau, counts)
-    return PortableModel(model.to_module(params), restored.card, architecture, origin, calibration)
+    return PortableModel(model.to_module(params), run.card, architecture, origin, calibration)
 
 
 def _export(restored: Restored, client: int | None, given: Given) -> PortableModel:

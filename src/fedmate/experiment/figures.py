@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from fedmate.backends.base import ClientReport, RoundResult, View
 from fedmate.core import ClientData, Federation, class_counts
 from fedmate.experiment.build import Built
 from fedmate.experiment.deal import held_out
-from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number
+from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number, reported_view
 
 VIEWS = ("pre", "post", "global")
 
@@ -23,12 +23,12 @@ FIGURES = ("mean", "std", "worst_tenth")
 
 def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str, Any]:
     """Return the figures of an evaluated round."""
-    labels = label_distribution(federation.clients, federation.num_classes)
+    evaluate = _evaluation(federation)
     ordered = [*VIEWS, *sorted(set(result.views) - set(VIEWS))]
     views = {name: result.views[name] for name in ordered}
     row: dict[str, Any] = {
         "round": t + 1,
-        "accuracy": {name: view and evaluate_view(view, labels) for name, view in views.items()},
+        "accuracy": {name: view and evaluate(view) for name, view in views.items()},
         "loss": _losses([report for report in result.reports if report.valid]),
     }
     if result.newcomers:
@@ -36,9 +36,14 @@ def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str
     return row
 
 
+def headline_test(federation: Federation) -> str:
+    """Return the test whose figure stands for a run: sites have no balanced one."""
+    return "own" if federation.at_sites else "balanced"
+
+
 def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary of a run: its last figures and the totals."""
-    experiment, view = built.experiment, built.method.headline
+    experiment, view, test = built.experiment, built.method.headline, headline_test(built.federation)
     accuracy = {name: _short(result) for name, result in metrics["accuracy"].items()}
     best = accuracy[view]
     summary = {
@@ -53,7 +58,7 @@ def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, A
         "backend": experiment.general.backend,
         "device": experiment.general.device,
         "accuracy": accuracy,
-        "headline": {"view": view, "test": "balanced", "mean": best and best["balanced"]["mean"]},
+        "headline": {"view": view, "test": test, "mean": best and best[test]["mean"]},
         "loss": metrics["loss"],
         "bytes_up": sum(standing["up"].values()),
         "bytes_down": sum(standing["down"].values()),
@@ -73,7 +78,12 @@ def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, A
 
 
 def client_rows(federation: Federation, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each client's samples by class and its figures in the last round; empty where it has none."""
+    """Return each client's samples by class and its figures in the last round; empty where it has none.
+
+    What lies with sites is not counted here.
+    """
+    if federation.at_sites:
+        return [{"client": i, **_cells(metrics["accuracy"], i)} for i in range(len(federation.clients))]
     rows = _rows(federation.clients, federation.num_classes, metrics["accuracy"])
     if not federation.newcomers:
         return rows
@@ -83,6 +93,14 @@ def client_rows(federation: Federation, metrics: Mapping[str, Any]) -> list[dict
     everything += [{"newcomer": 1, **row, "client": len(rows) + row["client"]} for row in more]
     columns = dict.fromkeys(key for row in everything for key in row)
     return [{key: row.get(key) for key in columns} for row in everything]
+
+
+def _evaluation(federation: Federation) -> Callable[[View], dict[str, Any]]:
+    """Return what makes figures of a view."""
+    if federation.at_sites:
+        return lambda view: reported_view(view, len(federation.clients))
+    labels = label_distribution(federation.clients, federation.num_classes)
+    return lambda view: evaluate_view(view, labels)
 
 
 def _newcomers(accuracies: Mapping[str, Tensor], federation: Federation) -> dict[str, Any]:
@@ -110,7 +128,13 @@ def _rows(
         counts = class_counts(data, num_classes).tolist()
         row: dict[str, Any] = {"client": i, "samples": sum(counts)}
         row |= {f"samples_{k}": count for k, count in enumerate(counts)}
-        for name, result in accuracy.items():
-            row |= {f"{name}_{test}": result and result[test]["clients"][i] for test in TESTS}
-        rows.append(row)
+        rows.append(row | _cells(accuracy, i))
     return rows
+
+
+def _cells(accuracy: Mapping[str, Mapping[str, Any] | None], client: int) -> dict[str, Any]:
+    return {
+        f"{name}_{test}": result and result[test]["clients"][client]
+        for name, result in accuracy.items()
+        for test in TESTS
+    }

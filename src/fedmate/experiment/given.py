@@ -25,12 +25,14 @@ class Given(NamedTuple):
         module: a network that ends in a layer with a name; training starts from its weights.
         classifier: that name.
         folder: where data sets lie; `data_folder` knows if it is left out.
+        is_deployed: whether clients are nodes that Flower connects, which may have data of their own.
     """
 
     data: Pool | Sites | None = None
     module: nn.Module | None = None
     classifier: str | None = None
     folder: Path | None = None
+    is_deployed: bool = False
 
     def layer(self) -> Layer:
         """Return what the experiment has to say about them."""

@@ -21,6 +21,10 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.recorder import Recorder, check_free, unusable
 from fedmate.experiment.run import Observer, begin, run
+from fedmate.flower.backend import Flower
+
+LENIENT = ("min_clients", "patience")
+"""What a run may go on with other values of: how long to wait, and for how many."""
 
 
 class Job(NamedTuple):
@@ -83,6 +87,8 @@ def resumed(request: Request, folder: Path) -> Iterator[list[Job]]:
         jobs = [_reopen(place, request.given, locks) for place in folders]
         if request.describes:
             _check_asked(request, folder, folders)
+            for job in jobs:
+                _wait_as_asked(job, request)
         # What is refused changes nothing, so nothing is written before.
         yield [_note_environment(job) for job in jobs]
 
@@ -178,9 +184,16 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> Non
             raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")
         found = _flat(experiment)
         for key, value in _flat(asked[experiment.method.name]).items():
-            decided = key in ("backend", "device") and value == "auto"
+            decided = (key in ("backend", "device") and value == "auto") or key in LENIENT
             if not decided and found.get(key) != value:
                 raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")
+
+
+def _wait_as_asked(job: Job, request: Request) -> None:
+    if job.built is not None and isinstance(job.built.backend, Flower):
+        for key in LENIENT:
+            if key in request.settings.values:
+                setattr(job.built.backend, key, request.settings.values[key])
 
 
 def _flat(experiment: Experiment) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class PortableModel:
         check_target(path)
         if isinstance(self.module, Program):
             raise UserError(f"`{path}` would be a copy of a `.pt2` file, which cannot be taken apart; copy that file.")
-        write_for_user(path, self._to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
+        write_for_user(path, self.to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
 
     def __repr__(self) -> str:
         """Say what it is."""
@@ -166,7 +166,8 @@ class PortableModel:
         source = self.card.normalisation.source(samples.astype(np.float64), Augmentation(), dtype, "cpu")
         return source.read(torch.arange(len(samples)))
 
-    def _to_safetensors(self) -> bytes:
+    def to_safetensors(self) -> bytes:
+        """Return it as a file has it."""
         return pack(dict(self.module.state_dict()), self._note(self.card))
 
     def _to_pt2(self) -> bytes:

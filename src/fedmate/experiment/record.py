@@ -108,9 +108,15 @@ class Record:
             raise UserError(f"`{self.folder}` has no diagnostics of round {round_number}; {has}.") from None
         return tensors
 
-    def accuracy(self, view: str | None = None, test: str = "balanced") -> float | None:
-        """Return the mean over clients in the last round, in percent; `view` defaults to the method's headline."""
+    def accuracy(self, view: str | None = None, test: str | None = None) -> float | None:
+        """Return the mean over clients in the last round, in percent; by default of the headline.
+
+        Args:
+            view: the method's own, if left out.
+            test: `balanced` or `own`; if left out `balanced`, but `own` where data lies with sites.
+        """
         summary = self.summary
+        test = test or summary["headline"].get("test", "balanced")
         views, view = summary["accuracy"], view or summary["headline"]["view"]
         if view not in views:
             raise UserError(f"`view` is `{view}`; this run has {', '.join(f'`{name}`' for name in views)}.")

@@ -8,6 +8,7 @@ from typing import TypeVar, final
 
 from torch import Tensor, nn
 
+from fedmate.backends import BACKENDS
 from fedmate.core import Method, Tree, fold, make_key, select
 from fedmate.core.serialise import DamagedError
 from fedmate.errors import UserError
@@ -18,6 +19,8 @@ from fedmate.experiment.config import Experiment
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.record import Record
+from fedmate.flower.backend import identity
+from fedmate.sites.store import SITES, SiteStore
 
 Content = TypeVar("Content")
 
@@ -67,7 +70,16 @@ class Restored:
     def client(self, client: int) -> Tree:
         """Return a client's state."""
         params = self.method.setup.model.init_params()
-        return self.checkpoint.client(client, self.method.init_client(params, fold(self.key, "client", client)))
+        initial = self.method.init_client(params, fold(self.key, "client", client))
+        if not BACKENDS[self.experiment.general.backend].is_remote:
+            return self.checkpoint.client(client, initial)
+        place = self.folder / SITES
+        if not place.is_dir():
+            raise UserError(
+                f"`{self.folder}` has no states of clients: each site keeps its own, and its model; ask there with "
+                "`fedmate deploy status`."
+            )
+        return SiteStore(place, identity(self.folder), client).begin(self.round, initial)
 
     def download(self, client: Tensor) -> Tree:
         """Return the next broadcast, as a client would receive it."""

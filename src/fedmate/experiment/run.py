@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from fedmate.core import Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint, Progress, Standing
-from fedmate.experiment.figures import NO_METRICS, client_rows, metrics_row, summarise
+from fedmate.experiment.figures import NO_METRICS, client_rows, headline_test, metrics_row, summarise
 from fedmate.experiment.ledger import Ledger
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import Recorder
@@ -66,7 +67,8 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
     observer.started(built, progress.standing.round)
     rounds = _Rounds(built, recorder, checkpoint, observer)
     try:
-        progress = rounds.run(progress)
+        with built.backend.at_work(folder):
+            progress = rounds.run(progress)
     except KeyboardInterrupt:
         rounds.save()
         raise
@@ -140,12 +142,14 @@ class _Rounds:
                 metrics = metrics_row(t, result, self.built.federation)
                 self.recorder.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": seconds})
                 self.recorder.add_diagnostics(t + 1, _diagnostics(result))
-                headline = metrics["accuracy"][self.built.method.headline]["balanced"]["mean"]
+                headline = _figure(self.built, metrics)
             standing = Standing(t + 1, seconds, **ledger.totals(), trouble=trouble, files=self.recorder.files())
             progress = Progress(standing, result.server, self.built.backend.clients)
             # One assignment: an interruption finds the state before this round or the one after it.
-            self._done = _Done(progress, self._done.unsaved | set(task.participants))
-            if (t + 1) % general.checkpoint_every == 0 or t + 1 == general.rounds:
+            remote = self.built.backend.is_remote
+            self._done = _Done(progress, frozenset() if remote else self._done.unsaved | set(task.participants))
+            # A site can go back one round, and no further.
+            if remote or (t + 1) % general.checkpoint_every == 0 or t + 1 == general.rounds:
                 self.save()
             self.observer.round_done(t + 1, headline)
         return progress
@@ -166,10 +170,12 @@ class _Rounds:
 
 def _headline(built: Built, folder: Path) -> float | None:
     rows = Record(folder).metrics
-    if not rows:
-        return None
-    headline: float | None = rows[-1]["accuracy"][built.method.headline]["balanced"]["mean"]
-    return headline
+    return _figure(built, rows[-1]) if rows else None
+
+
+def _figure(built: Built, metrics: Mapping[str, Any]) -> float | None:
+    figure: float | None = metrics["accuracy"][built.method.headline][headline_test(built.federation)]["mean"]
+    return figure
 
 
 def _round_row(t: int, report: ClientReport) -> dict[str, Any]:
@@ -186,10 +192,14 @@ def _note_trouble(
     t: int, result: RoundResult, before: dict[str, int | None], observer: Observer
 ) -> dict[str, int | None]:
     """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
-    diverged = [report.client for report in result.reports if not report.valid]
+    left_out: dict[str, list[int]] = {}
+    for report in result.reports:
+        if not report.valid:
+            left_out.setdefault(report.reason, []).append(report.client)
+    diverged = [client for clients in left_out.values() for client in clients]
     everyone = len(diverged) == len(result.reports)
-    if diverged and not everyone:
-        observer.said(f"round {t + 1}: left out, not finite: client {', '.join(map(str, diverged))}")
+    for reason, clients in left_out.items() if not everyone else ():
+        observer.said(f"round {t + 1}: left out, {reason}: client {', '.join(map(str, clients))}")
     if not result.aggregated:
         observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
     return {

@@ -14,10 +14,11 @@ NONE = "none"
 """How a file and the command line say that an option has no value, where it may have none."""
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_LISTS = {int: "a list of whole numbers", float: "a list of numbers", str: "a list of strings"}
 
 
 def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
-    """Return `value` as the option `key` of `cls` takes it, or raise `UserError`.
+    """Return `value` as the option `key` of `cls` takes it, or raise `UserError`; a list becomes a tuple.
 
     Args:
         place: the option's full name, for the message.
@@ -28,7 +29,7 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
     """
     declared = _types(cls)[key]
     kinds = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
-    if isinstance(value, str) and not _is_text(value):
+    if not all(_is_text(one) for one in (value if isinstance(value, list | tuple) else [value])):
         raise UserError(f"`{place}` in {source} holds bytes that are no text; rename what it names.")
     if types.NoneType in kinds and value == NONE:
         return None
@@ -38,13 +39,33 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
             if value not in choices:
                 raise UserError(f"`{place}` in {source} is {_show(value)}; {nearest(str(value), choices)}")
             return value
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            # A whole number may be too large for a float; the option's limits then refuse infinity.
-            return float(value) if abs(value) < 2**1023 else math.inf
-        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-            return value
-    expected = " or ".join(_WORDS[kind] for kind in kinds if kind is not types.NoneType)
+        if typing.get_origin(kind) is tuple:
+            each = typing.get_args(kind)[0]
+            if isinstance(value, list | tuple) and all(_is_a(each, one) for one in value):
+                return tuple(_as(each, one) for one in value)
+        elif _is_a(kind, value):
+            return _as(kind, value)
+    expected = " or ".join(_word(kind) for kind in kinds if kind is not types.NoneType)
     raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {expected}.")
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Tell whether a value is of a kind; a whole number is a number, too, and a truth value is neither."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _as(kind: type, value: Any) -> Any:
+    """Return a value of a kind as that kind."""
+    if kind is float:
+        # A whole number may be too large for a float; the option's limits then refuse infinity.
+        return float(value) if isinstance(value, float) or abs(value) < 2**1023 else math.inf
+    return value
+
+
+def _word(kind: Any) -> str:
+    return _LISTS[typing.get_args(kind)[0]] if typing.get_origin(kind) is tuple else _WORDS[kind]
 
 
 @functools.cache
@@ -53,10 +74,10 @@ def _types(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _is_text(value: str) -> bool:
-    """Tell whether a string can be written to a file: names of files need not be text."""
+def _is_text(value: Any) -> bool:
+    """Tell whether a value can be written to a file, as all but strings can: names of files need not be text."""
     try:
-        value.encode()
+        _ = value.encode() if isinstance(value, str) else b""
     except UnicodeEncodeError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Given: samples that came split into clients already, from Python."""
+"""Given: samples that came split into clients already, from Python, or that lie with sites of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedmate.partitions.base import Deck, Partition
 @final
 @dataclass(frozen=True, kw_only=True)
 class Given(Partition):
-    """Clients as they were handed to `fedmate.run(data=fedmate.Sites(...))`."""
+    """Clients as they are: those of `fedmate.run(data=fedmate.Sites(...))`, or the sites of the data set `sites`."""
 
     def deal(self, deck: Deck) -> NoReturn:
         """Say that there is nothing to deal."""

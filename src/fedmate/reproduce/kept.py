@@ -22,7 +22,7 @@ from typing import Any, final
 from fedmate.core.options import options_of
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment
+from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
 
@@ -182,7 +182,8 @@ def name_of(experiment: Experiment) -> str:
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
-    usual = {f"method.{name}": default for name, default in _later(config["method"]["name"]).items()}
+    method = config["method"]["name"]
+    usual = _later("", General) | (_later("method.", METHODS[method]) if method in METHODS.names() else {})
     # What an option does that came later and is off, runs did that were kept before it.
     said = {
         key: value
@@ -192,10 +193,9 @@ def digest_of(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _later(method: str) -> dict[str, Any]:
-    """Return the options of a method that came when runs were kept already, with their defaults."""
-    options = options_of(METHODS[method]) if method in METHODS.names() else {}
-    return {name: field.default for name, field in options.items() if field.metadata["later"]}
+def _later(place: str, cls: type) -> dict[str, Any]:
+    """Return the options that came when runs were kept already, with their defaults."""
+    return {f"{place}{name}": one.default for name, one in options_of(cls).items() if one.metadata["later"]}
 
 
 def condense(record: Record) -> dict[str, Any]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedmate.backends.admission import RefusedError, admit
-from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise
+from fedmate.backends.base import NOT_FINITE, Backend, Cohort, Messages, Outcome, Round, itemise
 from fedmate.backends.precision import Precision
 from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
 from fedmate.core.hollow import hollow_update
-from fedmate.errors import FedmateError
+from fedmate.errors import StoppedError
 from fedmate.sites.courier import Answer, Courier, Fault, Kind, Request
+
+RESERVED = ("losses", "valid", "post", "global")
+"""Names of metrics that are no views after a broadcast."""
 
 RETRIES = 2
 """How often a round is asked for again that too few have answered."""
 
 
-class TooFewError(FedmateError):
+class TooFewError(StoppedError):
     """A round that cannot be built: too few clients have answered, again and again."""
 
 
@@ -43,7 +47,6 @@ class _Heard(NamedTuple):
     sent: dict[str, int]
 
 
-@final
 class Remote(Backend):
     """Clients at sites of their own, which keep their states.
 
@@ -52,6 +55,8 @@ class Remote(Backend):
         courier: who brings requests and answers.
         min_clients: how many must answer for a round to count.
     """
+
+    is_remote = True
 
     def __init__(
         self,
@@ -87,16 +92,21 @@ class Remote(Backend):
             return super().advance(server, task)
 
     def train(self, server: Tree, task: Round) -> Cohort:
-        """Ask the participants to train, and again if too few could."""
+        """Ask the participants to train; if too few can, ask those again that could not."""
+        self.reasons.clear()
         downloads = {i: self._download(server, task.number, i) for i in task.participants}
+        heard = dict[int, _Heard]()
         for _ in range(1 + RETRIES):
-            answers = self._ask("train", task, downloads)
-            heard = [self._hear(server, task, i, answers[i]) for i in task.participants]
-            if sum(one.valid for one in heard) >= min(self.min_clients, len(heard)):
-                return self._cohort(task, downloads, heard)
+            left = {i: down for i, down in downloads.items() if i not in heard or not heard[i].valid}
+            answers = self._ask("train", task, left)
+            heard |= {i: self._hear(server, task, i, answers[i]) for i in left}
+            answered = sum(one.valid for one in heard.values())
+            if answered >= min(self.min_clients, len(heard)):
+                return self._cohort(task, downloads, [heard[i] for i in task.participants])
+        reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(heard.items()) if not one.valid)
         raise TooFewError(
-            f"round {task.number + 1}: {sum(one.valid for one in heard)} of {len(heard)} clients answered, "
-            f"{self.min_clients} are wanted, {1 + RETRIES} times"
+            f"round {task.number + 1} was asked for {1 + RETRIES} times, but {answered} of {len(heard)} clients "
+            f"answered as they should, and `min_clients` is {self.min_clients} ({reasons})"
         )
 
     def view(self, server: Tree, task: Round) -> Tree:
@@ -104,11 +114,12 @@ class Remote(Backend):
         everyone = range(len(self.federation.clients))
         downloads = {i: self._download(server, task.number + 1, i) for i in everyone}
         answers = self._ask("view", task, downloads)
-        metrics = [
-            answer.metrics if isinstance(answer, Answer) else {} for answer in map(answers.__getitem__, everyone)
-        ]
-        names = [name for name in max(metrics, key=len) if name not in ("losses", "valid", "post")]
-        return {name: torch.stack([self._accuracies(one.get(name)) for one in metrics]) for name in names}
+        heard = {i: answer.metrics for i, answer in answers.items() if isinstance(answer, Answer)}
+        named = Counter(name for metrics in heard.values() for name in metrics if name not in RESERVED)
+        # A view that most know is the method's own; a single site cannot bring others into the record.
+        names = ["pre", *(name for name, count in named.items() if name != "pre" and 2 * count > len(heard))]
+        told = {name: [self._accuracies(heard.get(i, {}).get(name)) for i in everyone] for name in names}
+        return {name: torch.stack(accuracies) for name, accuracies in told.items()}
 
     def adapt(self, server: Tree, task: Round) -> Tree:
         """Newcomers are met by `fedmate adapt`, at their own site."""
@@ -119,8 +130,10 @@ class Remote(Backend):
             {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}
         )
         for i, answer in sorted(answers.items()):
-            if isinstance(answer, Fault):
-                self.notes.append(f"round {task.number + 1}: client {i}, {kind}: {answer.reason}")
+            if isinstance(answer, Fault) and kind == "train":
+                self.reasons[i] = answer.reason
+            elif isinstance(answer, Fault):
+                self.notes.append(f"round {task.number + 1}: not evaluated, {answer.reason}: client {i}")
         return answers
 
     def _hear(self, server: Tree, task: Round, client: int, answer: Answer | Fault) -> _Heard:
@@ -131,10 +144,12 @@ class Remote(Backend):
         try:
             upload = admit(answer.upload, like)
         except RefusedError as error:
-            self.notes.append(f"round {task.number + 1}: client {client}, upload refused: {error}")
+            self.reasons[client] = f"upload refused, {error}"
             return nothing
         losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
         sound = len(losses) == 2 and all(map(math.isfinite, losses)) and valid == [1.0]
+        if not sound:
+            self.reasons[client] = NOT_FINITE
         post = self._accuracies(answer.metrics.get("post"))
         told = torch.tensor(losses if len(losses) == 2 else [math.nan] * 2, dtype=torch.float64)
         return _Heard(upload, told, sound, post, itemise(upload))
@@ -160,11 +175,18 @@ class Remote(Backend):
         return select(self._like, self.method.wire(round_number).up)
 
     def _accuracies(self, reported: list[float] | None) -> Tensor:
-        """Return what a site reports as `[2, classes]`; NaN where it is something else."""
+        """Return what a site reports as `[2, classes]`; NaN where it is something else.
+
+        Of its own data a site reports one accuracy, which stands in the second row for all classes.
+        """
         classes = self.method.setup.num_classes
-        fits = reported is not None and len(reported) == 2 * classes
-        found = torch.tensor(reported if fits else [math.nan] * (2 * classes), dtype=torch.float64)
-        return found.reshape(2, classes)
+        wanted = 1 if self.federation.at_sites else 2 * classes
+        fits = reported is not None and len(reported) == wanted
+        found = torch.tensor(reported if fits else [math.nan] * wanted, dtype=torch.float64)
+        found = found.masked_fill(~((found >= 0) & (found <= 1)), math.nan)
+        if not self.federation.at_sites:
+            return found.reshape(2, classes)
+        return torch.stack([torch.full_like(found, math.nan), found]).expand(2, classes)
 
     def _download(self, server: Tree, round_number: int, client: int) -> Tree:
         return self.download(server, round_number, torch.tensor(client, device=self.key.device))

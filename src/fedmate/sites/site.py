@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -12,11 +13,14 @@ from torch import Tensor
 from fedmate.backends.base import itemise, one_thread
 from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import Precision, arithmetic
-from fedmate.core import ClientData, Method, Tree, flatten, fold, select, unmapped
+from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, select, unmapped
 from fedmate.core.serialise import DamagedError, fit_to
 from fedmate.errors import FedmateError
 from fedmate.sites.courier import Answer, Leaves, Metrics, Request
 from fedmate.sites.store import SiteStore
+
+FLOAT_BYTES = 8
+"""What a number of the metrics takes."""
 
 
 class MessageError(FedmateError):
@@ -38,6 +42,10 @@ class Site:
         store: where its state is kept.
         clock: says what time it is, for the log.
         precision: of products on a GPU.
+        describe: puts a model of its own together with what has to be known about it, as a file has it; given the
+            number of rounds behind it. Without it no model is kept.
+        reports_own: whether of each view it tells its accuracy on its own test alone, one number; otherwise those of
+            all classes, as the server of a simulation wants them.
     """
 
     client: int
@@ -49,6 +57,8 @@ class Site:
     store: SiteStore
     clock: Callable[[], str]
     precision: Precision = "strict"
+    describe: Callable[[Tree, int], bytes] | None = None
+    reports_own: bool = False
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked; nobody else may be at it meanwhile."""
@@ -62,16 +72,29 @@ class Site:
         trained = train_client(self.method, request.round, state, download, self.data, key, test)
         # On the disk before anything leaves: a site never forgets what it has told.
         self.store.keep(request.round, state, trained.client)
-        self.store.log(self.clock(), request.round, itemise(trained.upload))
         metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
-        return Answer(flatten(trained.upload), metrics | _listed(trained.views))
+        return self._told(request, trained.upload, metrics | self._report(trained.views))
 
     def _view(self, request: Request) -> Answer:
         """Evaluate what the client would hold after the next broadcast; the state stays as it is."""
         state = self.store.begin(request.round + 1, self._initial())
         download = self._download(request, request.round + 1)
-        views = view_client(self.method, state, download, self.data, self._key(request), self.test)
-        return Answer({}, _listed(views))
+        seen = view_client(self.method, state, download, self.data, self._key(request), self.test)
+        if self.describe is not None:
+            self.store.keep_model(self.describe(seen.personal, request.round + 1))
+        return self._told(request, {}, self._report(seen.views))
+
+    def _told(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
+        """Write down what leaves, and return it."""
+        numbers = sum(map(len, metrics.values()))
+        self.store.log(self.clock(), request.round, {**itemise(upload), "metrics": FLOAT_BYTES * numbers})
+        return Answer(flatten(upload), metrics)
+
+    def _report(self, views: Tree) -> Metrics:
+        if not self.reports_own:
+            return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
+        counts = class_counts(self.data, self.method.setup.num_classes).double()
+        return {name: [_weighted(accuracies[1], counts)] for name, accuracies in views.items()}
 
     def _initial(self) -> Tree:
         return self.method.init_client(self.method.setup.model.init_params(), fold(self.key, "client", self.client))
@@ -94,5 +117,8 @@ class Site:
             ) from None
 
 
-def _listed(views: Tree) -> Metrics:
-    return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
+def _weighted(accuracies: Tensor, counts: Tensor) -> float:
+    """Weigh classes as the client holds them; one without a test sample does not count, and NaN says that none does."""
+    known = ~accuracies.isnan()
+    weights = counts[known] / counts[known].sum()
+    return float((accuracies[known].double() * weights).sum()) if counts[known].any() else math.nan

@@ -1,6 +1,7 @@
 """What a site keeps between rounds, on its own disk: the private state of its client.
 
 EXPERIMENT/PARTITION/state.safetensors   the states before and after the last round that this client took part in
+EXPERIMENT/PARTITION/model.safetensors   its own model as it was last evaluated, for `fedmate predict`
 EXPERIMENT/PARTITION/audit.csv           what left the site: when, in which round, which part, how many bytes
 EXPERIMENT/PARTITION/lock                held by the process that trains
 
@@ -22,6 +23,9 @@ from fedmate import storage
 from fedmate.core import Tree
 from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
 from fedmate.errors import FedmateError, UserError
+
+SITES = "sites"
+"""The folder inside a run's where virtual clients keep their states."""
 
 AUDIT = ("when", "round", "part", "bytes")
 """The columns of the audit log."""
@@ -94,6 +98,10 @@ class SiteStore:
         """Keep the states around a round; they are on the disk when this returns."""
         note = {**self._identity, "round": round_number}
         storage.replace(self.folder / "state.safetensors", pack({"before": before, "after": after}, note))
+
+    def keep_model(self, content: bytes) -> None:
+        """Keep the client's own model, in the place of an earlier one."""
+        storage.replace(self.folder / "model.safetensors", content)
 
     def log(self, when: str, round_number: int, parts: Mapping[str, int]) -> None:
         """Write down what leaves the site: bytes by part."""

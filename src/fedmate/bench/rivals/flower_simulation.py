@@ -10,9 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,23 +24,17 @@ from fedmate.bench.case import Case
 from fedmate.bench.measure import Timing
 from fedmate.bench.rivals.plain_loop import PlainFedAvg, copy_into
 from fedmate.errors import UserError
-
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-"""Neither Flower nor Ray calls home; the last keeps Ray from warning about a change to come."""
-
-MARK = "FEDMATE_BENCH_FLOWER"
-"""The environment variable by which the processes of a simulation are found."""
+from fedmate.flower.processes import MARK, end_all, with_mark
+from fedmate.flower.quiet import QUIET
 
 WARM_UP = 2
 """Rounds before those that count: in the first every worker loads torch."""
 
 PATIENCE = 300.0
 """Seconds to wait for a round."""
+
+END = 10.0
+"""Seconds for what was started to end by itself."""
 
 
 class Usage(NamedTuple):
@@ -171,7 +163,7 @@ def measure(case: Case, repeat: int) -> Timing:
         run_simulation(server, make_client_app(case), case.clients, backend_config=settings)
     finally:
         ray.shutdown()
-        _end_everything()
+        end_all(os.environ[MARK], END)
     if len(clock.walls) != WARM_UP + repeat:
         raise RuntimeError("the simulation ended early")
     return _timing(clock)
@@ -193,7 +185,7 @@ def _timing(clock: Clock) -> Timing:
 def usage() -> Usage:
     """Return what this process and everything that the simulation has started used until now."""
     seconds, peak = 0.0, 0
-    for process in (Path("/proc/self"), *_others()):
+    for process in (Path("/proc/self"), *with_mark(os.environ[MARK])):
         with suppress(OSError, StopIteration):
             # Fields 14 and 15, counted behind the name, which may hold anything.
             fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -201,22 +193,3 @@ def usage() -> Usage:
             lines = (process / "status").read_text(errors="replace").splitlines()
             peak += 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     return Usage(seconds, peak)
-
-
-def _others() -> Iterator[Path]:
-    """Yield the other processes that were started with this one's mark."""
-    mark = f"{MARK}={os.environ.get(MARK)}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
-                yield folder
-
-
-def _end_everything() -> None:
-    """End what `ray.shutdown` has left."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(_others()):
-        time.sleep(0.2)
-    for folder in _others():
-        with suppress(ProcessLookupError):
-            os.kill(int(folder.name), signal.SIGKILL)

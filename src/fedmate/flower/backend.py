@@ -1,0 +1,125 @@
+"""The back end `flower`: clients live where Flower runs them, in a simulation unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, final
+
+from torch import Tensor
+
+from fedmate import storage
+from fedmate.backends.precision import Precision
+from fedmate.core import Federation, Method
+from fedmate.errors import UserError
+from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.given import NOTHING, Given
+from fedmate.flower.quiet import need_flower
+from fedmate.flower.simulation import simulated
+from fedmate.sites.courier import Answer, Courier, Fault, Request
+from fedmate.sites.remote import Remote
+
+IDENTITY = "federation.json"
+"""The file of a run's folder that says by which token its clients know it."""
+
+
+class Work(NamedTuple):
+    """What a courier is needed for.
+
+    Attributes:
+        folder: the run's, as an absolute path.
+        experiment: the token that tells the run's states from others.
+        clients: how many there are.
+        min_clients: how many must answer for a round to count.
+        patience: seconds to wait for the next answer.
+        given: data and a network that came from Python, and where data sets lie.
+    """
+
+    folder: Path
+    experiment: str
+    clients: int
+    min_clients: int
+    patience: float
+    given: Given
+
+
+Reach: TypeAlias = Callable[[Work], AbstractContextManager[Courier]]
+"""Makes clients reachable while a run is at work."""
+
+
+@final
+class _Nobody(Courier):
+    """Stands where a courier will be."""
+
+    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+        """Refuse."""
+        raise RuntimeError("a courier is there only within `at_work`")
+
+
+@final
+class Flower(Remote):
+    """Clients that Flower runs: virtual ones on this machine, or sites of their own.
+
+    Attributes:
+        patience: seconds to wait for the next answer of a round; then those that are missing are left out.
+        given: data and a network that came from Python, which virtual clients need, too.
+        reach: makes clients reachable; a simulation, unless it is set.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        federation: Federation,
+        key: Tensor,
+        *,
+        chunk_size: int | None = None,
+        precision: Precision = "strict",
+        compile: bool = False,
+    ) -> None:
+        """Remember what to do, or raise `UserError` without Flower; nothing is started before `at_work`."""
+        need_flower()
+        super().__init__(method, federation, key, _Nobody(), precision=precision)
+        self.patience = 600.0
+        self.given = NOTHING
+        self.reach: Reach = simulated
+
+    @contextmanager
+    def at_work(self, folder: Path) -> Iterator[None]:
+        """Make clients reachable for the rounds of the run in `folder`."""
+        clients = len(self.federation.clients)
+        work = Work(folder.absolute(), identity(folder), clients, self.min_clients, self.patience, self.given)
+        with self.reach(work) as courier:
+            self.courier = courier
+            try:
+                yield
+            finally:
+                self.courier = _Nobody()
+
+
+def identity(folder: Path) -> str:
+    """Return the token of a run, which it gets before its first round; raise `UserError` if it was lost."""
+    path = folder / IDENTITY
+    if not path.exists() and not Checkpoint(folder).standing.round:
+        storage.write_new(path, json.dumps({"experiment": secrets.token_hex(16)}).encode() + b"\n")
+    try:
+        token = json.loads(path.read_bytes())["experiment"]
+        if re.fullmatch(r"[0-9a-f]{32}", token) is None:
+            raise ValueError("it holds no token")
+    except FileNotFoundError:
+        raise _lost(path, "it is missing") from None
+    except OSError as error:
+        raise _lost(path, error.strerror or "it cannot be read") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _lost(path, f"it is not a file of fedmate's, {type(error).__name__}") from None
+    return str(token)
+
+
+def _lost(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"`{path}` says by which token clients know this run, but cannot be used ({reason}); put it back from a copy, "
+        "or start a new run with `--out`."
+    )

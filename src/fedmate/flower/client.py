@@ -1,0 +1,85 @@
+"""What a node does with a message: it answers, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedmate.errors import FedmateError
+from fedmate.flower.wire import Introduction, WireError, check_query, read_request, sentence, write_answer, write_site
+from fedmate.sites.courier import Answer, Fault
+from fedmate.sites.site import Site
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+Opener: TypeAlias = Callable[[str], Site]
+"""Returns the site that answers for an experiment, which it is given the token of."""
+
+
+def client_app(open_site: Callable[[Context, str], Site]) -> ClientApp:
+    """Return the app that every node runs.
+
+    Args:
+        open_site: returns the site of a node for an experiment; Flower's context tells the node.
+    """
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    def work(message: Message, context: Context) -> Message:
+        return Message(answer(message.content, lambda token: open_site(context, token)), reply_to=message)
+
+    def tell(message: Message, context: Context) -> Message:
+        return Message(introduce(message.content, context.node_config), reply_to=message)
+
+    app.train()(work)
+    app.evaluate()(work)
+    app.query()(tell)
+    return app
+
+
+def answer(content: RecordDict, open_site: Opener) -> RecordDict:
+    """Return the answer to a request; an error becomes a sentence, without a traceback."""
+    try:
+        return write_answer(_answer(content, open_site))
+    except Exception as error:
+        return write_answer(_fault(error))
+
+
+def introduce(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
+    """Return what a node says about itself."""
+    try:
+        check_query(content)
+        return write_site(_introduction(node_config))
+    except Exception as error:
+        return write_site(_fault(error))
+
+
+def _answer(content: RecordDict, open_site: Opener) -> Answer:
+    order = read_request(content)
+    site = open_site(order.experiment)
+    if site.client != order.client:
+        raise WireError(f"client {order.client} is asked, but this is client {site.client}")
+    return site.answer(order.request)
+
+
+def _introduction(node_config: Mapping[str, Any]) -> Introduction:
+    from fedmate import __version__
+
+    partition = node_config.get("partition-id")
+    if type(partition) is not int or partition < 0:
+        raise WireError(f"a node's `partition-id` is {partition!r}, which is no client's number")
+    return Introduction(partition, __version__)
+
+
+def _fault(error: Exception) -> Fault:
+    """Say what went wrong in a sentence that may leave the site; the whole of it stays in the site's own log."""
+    logging.getLogger("fedmate.site").error("a message could not be answered", exc_info=error)
+    said = sentence(str(error)) if str(error).strip() else ""
+    if isinstance(error, FedmateError) and said:
+        return Fault(said.removesuffix("."))
+    return Fault(": ".join(filter(None, [type(error).__name__, said.removesuffix(".")])))

@@ -1,0 +1,136 @@
+"""The server of a Flower app: it runs one experiment, with the same round loop as everywhere, over Flower's grid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from fedmate.datasets.place import expand
+from fedmate.errors import DivergedError, FedmateError, UserError
+from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.compose import Request
+from fedmate.experiment.jobs import Job, resumed, started
+from fedmate.experiment.record import Record
+from fedmate.experiment.run import run
+from fedmate.flower.backend import Flower, Reach, Work
+from fedmate.flower.courier import GridCourier
+from fedmate.flower.settings import request_of
+from fedmate.progress import Lines
+from fedmate.report.tables import comparison
+from fedmate.sites.courier import Courier
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+WIDTH = 140
+"""Of lines: Flower carries them elsewhere."""
+
+PAUSE = 1.0
+"""Seconds between looks for nodes."""
+
+START = 30.0
+"""Seconds in which a simulation has all of its nodes."""
+
+
+def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
+    """Run the experiment that a run config names; an error is said in a sentence, and ends Flower's run as failed.
+
+    Args:
+        grid: Flower's.
+        run_config: Flower's, with the keys that the app declares.
+        folder: the app's, where experiments lie.
+    """
+    console = Console(width=WIDTH, force_terminal=False)
+    conduct(run_config, folder, over(grid, console), console)
+
+
+def conduct(run_config: Mapping[str, Any], folder: Path, reach: Reach, console: Console) -> None:
+    """Do what `serve` does, wherever clients are."""
+    try:
+        with _opened(request_of(run_config, folder), run_config["out"]) as job:
+            _run(job, reach, console)
+    except (FedmateError, OSError) as error:
+        text = _in_other_words(str(error))
+        console.out(f"Error: {text}", highlight=False)
+        raise type(error)(text) from None
+
+
+def over(grid: Grid, console: Console) -> Reach:
+    """Return what makes the nodes of a grid reachable; they are waited for at the start, those of a simulation all."""
+    # The only sign of a simulation; there Flower loses messages once a worker has died.
+    virtual = type(grid).__name__ == "InMemoryGrid"
+
+    @contextmanager
+    def reach(work: Work) -> Iterator[Courier]:
+        found = _wait(grid, work.clients, START if virtual else work.patience, console)
+        if virtual and found != work.clients:
+            raise UserError(
+                f"the simulation has {found} nodes, but the experiment has {work.clients} clients; set the number of "
+                f"nodes to that: `flwr run . local --federation-config num-supernodes={work.clients}`."
+            )
+        alive: Callable[[], bool] | None = (lambda: True) if virtual else None
+        at_least = work.clients if virtual else work.min_clients
+        yield GridCourier(grid, work.experiment, patience=work.patience, at_least=at_least, alive=alive)
+
+    return reach
+
+
+def _wait(grid: Grid, wanted: int, patience: float, console: Console) -> int:
+    """Wait until there are as many nodes as wanted, or patience has ended; return how many there are."""
+    deadline, told = time.monotonic() + patience, -1
+    while True:
+        found = len(list(grid.get_node_ids()))
+        if found >= wanted or time.monotonic() > deadline:
+            return found
+        if found != told:
+            console.out(f"{found} of {wanted} clients are connected; waiting up to {patience:g} s.", highlight=False)
+            told = found
+        time.sleep(PAUSE)
+
+
+@contextmanager
+def _opened(request: Request, out: str) -> Iterator[Job]:
+    """Begin a record, or go on with the one in `out`."""
+    folder = expand("out", out).absolute() if out else None
+    opened: AbstractContextManager[list[Job]]
+    opened = started(request, folder) if folder is None or not folder.exists() else resumed(request, folder)
+    with opened as jobs:
+        (job,) = jobs
+        yield job._replace(folder=job.folder.absolute())
+
+
+def _run(job: Job, reach: Reach, console: Console) -> None:
+    console.out(f"Record: {job.folder}", highlight=False)
+    for note in job.notes:
+        console.out(f"Note: {note}", highlight=False)
+    if job.built is None:
+        console.out("It is finished already: nothing to do.", highlight=False)
+        return
+    backend = job.built.backend
+    assert isinstance(backend, Flower)
+    backend.reach = reach
+    try:
+        run(job.built, job.folder, Lines(console))
+    except (DivergedError, UserError):
+        raise
+    except (FedmateError, OSError):
+        done, rounds = Checkpoint(job.folder).standing.round, job.built.experiment.general.rounds
+        console.out(
+            f"{job.folder} is saved after round {done} of {rounds}; a run with it as `out` goes on from there.",
+            highlight=False,
+        )
+        raise
+    table = comparison([Record(job.folder).summary])
+    console.print(table, highlight=False, width=max(console.width, console.measure(table).minimum), crop=False)
+
+
+def _in_other_words(sentence: str) -> str:
+    """Speak of the run config, where the command line has options."""
+    advice = "`--resume` needs no other words, and a new run needs `--out`"
+    sentence = sentence.replace(advice, "a new run needs another `out`")
+    return sentence.replace("`--out`", "`out`").replace("`--resume`", "the same `out`")

@@ -1,0 +1,83 @@
+"""What `flwr run --run-config` says: which experiment of the app's folder, and what to change in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmate.errors import UserError, nearest
+from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.config import Experiment, Layer, load_file, parse_set
+from fedmate.experiment.given import Given
+
+BACKEND = "flower"
+SOURCE = "`set` of the run config"
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "experiment": (str,),
+    "set": (str,),
+    "out": (str,),
+    "min-clients": (int,),
+    "patience": (int, float),
+}
+"""What the run config holds."""
+
+WORD = re.compile(r"""(?:[^\s"'\[\]]|"[^"]*"|'[^']*'|\[[^\]]*\])+""")
+"""One assignment: without blanks, but for those in quotation marks and brackets."""
+
+
+def request_of(run_config: Mapping[str, Any], folder: Path) -> Request:
+    """Return what is asked for, or raise `UserError`.
+
+    Args:
+        run_config: Flower's, with the keys that the app declares.
+        folder: the app's, where experiments lie.
+    """
+    for key, kinds in KINDS.items():
+        value = run_config.get(key)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = "a string" if kinds == (str,) else "a number"
+            raise UserError(f"`{key}` of the run config is {value!r}; give {wanted}.")
+    values = parse_assignments(run_config["set"]).values
+    for key in ("min-clients", "patience"):
+        # Zero leaves it to the experiment.
+        if run_config[key]:
+            values[key.replace("-", "_")] = run_config[key]
+    asked = Request(base=_experiment(run_config["experiment"], folder), settings=Layer(SOURCE, values))
+    (chosen,) = compose(asked)
+    if chosen.general.backend not in ("auto", BACKEND):
+        raise UserError(f"`backend` is `{chosen.general.backend}`, but `flwr run` runs on Flower; leave it out.")
+    settings = Layer(SOURCE, {**values, "backend": BACKEND})
+    return asked._replace(settings=settings, given=Given(is_deployed=True))
+
+
+def experiment_of(run_config: Mapping[str, Any], folder: Path) -> Experiment:
+    """Return the experiment that is asked for, or raise `UserError`."""
+    (experiment,) = compose(request_of(run_config, folder))
+    return experiment
+
+
+def parse_assignments(text: str) -> Layer:
+    """Read assignments as those of `fedmate run --set`, with blanks between."""
+    if WORD.sub("", text).strip():
+        raise UserError(
+            f"`set` of the run config is `{text}`, where a quotation mark or bracket stands alone; close it."
+        )
+    try:
+        return parse_set(WORD.findall(text))
+    except UserError as error:
+        raise UserError(str(error).replace("`--set`", SOURCE)) from None
+
+
+def _experiment(name: str, folder: Path) -> Layer:
+    """Read an experiment of the app, by the name of its file with or without its ending."""
+    known = sorted(path.stem for path in folder.glob("*.toml") if path.name != "pyproject.toml")
+    stem = name.removesuffix(".toml")
+    if stem not in known:
+        raise UserError(
+            f"`experiment` of the run config is `{name}`, which the app does not have; {nearest(stem, known)}"
+        )
+    file = folder / f"{stem}.toml"
+    return load_file(file)._replace(source=file.name)
