@@ -36,6 +36,8 @@ class TestRegistry:
     def test_rows_by_name(self) -> None:
         assert COLOURS["green"] == 2
         assert COLOURS.names() == ["blue", "green", "red"]
+        assert "red" in COLOURS
+        assert "gren" not in COLOURS
 
     def test_an_unknown_name_answers_with_the_nearest(self) -> None:
         with pytest.raises(UserError) as error:

@@ -183,7 +183,7 @@ def name_of(experiment: Experiment) -> str:
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
     method = config["method"]["name"]
-    usual = _later("", General) | (_later("method.", METHODS[method]) if method in METHODS.names() else {})
+    usual = _later("", General) | (_later("method.", METHODS[method]) if method in METHODS else {})
     # What an option does that came later and is off, runs did that were kept before it.
     said = {
         key: value

@@ -181,7 +181,7 @@ def _on(column: Column, dataset: Values) -> Column:
 def _headline(values: Values) -> str:
     """Return the view that ranks a row's method; whether there is such a method is seen later."""
     name = values.get("method", {}).get("name")
-    return METHODS[name].headline if name in METHODS.names() else Method.headline
+    return METHODS[name].headline if name in METHODS else Method.headline
 
 
 def _in(where: str) -> str:
