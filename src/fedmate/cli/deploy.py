@@ -1,0 +1,128 @@
+"""`fedmate deploy`: keys for a federation, whether a site is ready, and how far things have come."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmate.cli.app import Command, one_line
+from fedmate.deploy.keys import AUTHORITY_DAYS, DAYS, make_keys, site_names
+from fedmate.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedmate.deploy.status import SiteStatus
+
+deploy = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Put a federation on machines of its own: keys, checks, status; see docs/deploy.md.",
+)
+
+
+@deploy.command(cls=Command)
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are kept; what is there stays.")],
+    server: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name or an address by which sites reach the server; repeatable."),
+    ] = None,
+    sites: Annotated[str, typer.Option(metavar="N", help="How many sites, or their names: `berlin,essen`.")] = "",
+    days: Annotated[
+        int, typer.Option(metavar="N", min=1, max=AUTHORITY_DAYS, help="How long the server's certificate is good.")
+    ] = DAYS,
+) -> None:
+    """Make the certificate of a server and the keys of sites; add to them later."""
+    if not server and not sites:
+        raise UserError("`fedmate deploy keys` makes nothing yet; give `--server`, `--sites` or both.")
+    items = make_keys(folder, server or [], site_names(sites) if sites else [], days)
+    wide = max(len(str(item.path)) for item in items)
+    for item in items:
+        typer.echo(f"{'made ' if item.is_new else 'there'} {item.path!s:<{wide}}  {item.place}")
+    for item in items:
+        if item.is_new and item.path.suffix == ".pub":
+            typer.echo(f"Register with: flwr supernode register {item.path} deploy")
+
+
+@deploy.command(cls=Command)
+def check(
+    site: Annotated[Path | None, typer.Argument(metavar="[SITE.toml]", help="The file of a site.")] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Whether this SuperLink can be reached.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The authority's `ca.crt`. [default: those of the system]")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The site's private key: is it registered?")] = None,
+    experiment: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The experiment that the site's data has to fit.")
+    ] = None,
+) -> None:
+    """Look whether a site is ready, before a SuperNode is started; status 2 if it is not."""
+    from fedmate.deploy.check import Link, check
+
+    if site is None and superlink is None:
+        raise UserError("`fedmate deploy check` has nothing to look at; give a site's file, `--superlink` or both.")
+    for name, value, needed, other in (
+        ("--key", key, superlink, "--superlink"),
+        ("--root-certificates", root_certificates, superlink, "--superlink"),
+        ("--experiment", experiment, site, "SITE.toml"),
+    ):
+        if value is not None and needed is None:
+            raise UserError(f"`{name}` is given without `{other}`; give both.")
+    link = Link(superlink, root_certificates, key) if superlink is not None else None
+    is_fine = True
+    for point in check(site, link, experiment):
+        typer.echo(one_line(f"{'ok  ' if point.is_fine else 'FAIL'} {point.name:<9}  {point.told}"))
+        is_fine &= point.is_fine
+    raise typer.Exit(0 if is_fine else 2)
+
+
+@deploy.command(cls=Command)
+def status(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="A site's SITE.toml or `state` folder, or a run's folder. [default: $FEDMATE_STATE]",
+        ),
+    ] = None,
+) -> None:
+    """Tell how far a site or a server has come; nothing is changed."""
+    from fedmate.datasets.place import expand
+    from fedmate.deploy.status import is_run, site_status
+    from fedmate.flower.node import USUAL, VARIABLE
+    from fedmate.sites.local import read_site
+
+    if folder is None:
+        folder = expand(VARIABLE, os.environ.get(VARIABLE) or USUAL)
+    if is_run(folder):
+        lines = _server_lines(folder)
+    else:
+        states = site_status(read_site(folder).state if folder.is_file() else folder)
+        lines = (line for state in states for line in _site_lines(state))
+    for line in lines:
+        typer.echo(one_line(line))
+
+
+def _site_lines(state: SiteStatus) -> Iterator[str]:
+    done = f"round {state.round} done, {state.when}" if state.round else "no round done"
+    yield f"experiment {state.experiment}, client {state.partition}: {done}; {state.sent:,} bytes sent in all"
+    if state.damage:
+        yield f"  {state.damage}"
+
+
+def _server_lines(folder: Path) -> Iterator[str]:
+    from fedmate.deploy.status import server_status
+
+    found = server_status(folder)
+    end = ", finished" if found.is_finished else ""
+    yield f"{folder}: round {found.round} of {found.rounds} done, {found.when}{end}"
+    for client in found.clients:
+        missed = client.asked - client.answered
+        last = f"last answered in round {client.last}" if client.last else "has not answered"
+        yield f"  client {client.client}: {last}" + (f"; left out {missed} of {client.asked} times" if missed else "")

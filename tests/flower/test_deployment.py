@@ -1,0 +1,411 @@
+"""A deployment in small, with all that happens to one: strangers, a site that is killed, a server that is killed.
+
+One run of FedMate at three sites, each with digits of its own, over TLS and with authentication. In round 2 a site is
+killed and started again, in round 3 the server is killed and its run is started again. What then stands in the server's
+and the sites' states is what the same run gives in this process, without Flower and without trouble.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.datasets import load_digits
+from tests.flower.federation import APP, HERE, Crossing, Federation, wait_for
+from torch import Tensor
+
+from fedmate.backends.base import item_of
+from fedmate.core.serialise import unpack
+from fedmate.deploy.certificates import read_key
+from fedmate.deploy.status import ClientStatus, server_status, site_status
+from fedmate.experiment.record import Record
+from fedmate.flower.backend import Work
+from fedmate.flower.node import open_site
+from fedmate.flower.probe import is_registered
+from fedmate.flower.server import conduct
+from fedmate.sites.courier import Answer, Courier, Fault, Request
+
+pytestmark = pytest.mark.flower
+
+SITES, ROUNDS = 3, 4
+TRIAL = f"""
+rounds = {ROUNDS}
+eval_every = {ROUNDS}
+device = "cpu"
+[dataset]
+name = "sites"
+classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+shape = [1, 8, 8]
+[partition]
+clients = {SITES}
+[model]
+name = "digits_cnn"
+[training]
+epochs = 1
+[method]
+name = "fedmate"
+cft = "period:2"
+"""
+CONFIG: dict[str, Any] = {"experiment": "trial", "set": "", "min-clients": SITES, "patience": 100.0}
+
+LONG = 400.0
+"""Seconds that a few rounds may take where others are at work, too."""
+
+KINDS = {"Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk", "ConfigRecord", "MetricRecord"}
+"""What Flower's messages are made of."""
+
+
+class Place(NamedTuple):
+    """Where everything lies: the app, and the folder of each site."""
+
+    app: Path
+    sites: list[Path]
+
+    def node_config(self, client: int) -> dict[str, str | int]:
+        """What a site's owner says about it."""
+        return {"partition-id": client, "num-partitions": SITES, "site": str(self.sites[client] / "site.toml")}
+
+    def state(self, run: Path, client: int) -> Path:
+        """Where a site keeps what it has of a run."""
+        token: str = json.loads((run / "federation.json").read_bytes())["experiment"]
+        return self.sites[client] / "state" / token[:16] / str(client)
+
+    def last_round(self, run: Path, client: int) -> int:
+        """The last round of which something has left a site."""
+        if not (run / "federation.json").exists() or not (self.state(run, client) / "audit.csv").exists():
+            return 0
+        return int((self.state(run, client) / "audit.csv").read_text().splitlines()[-1].split(",")[1])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """An app with an experiment of one's own, and sites that hold some of the classes each."""
+    folder = tmp_path_factory.mktemp("deployment")
+    shutil.copytree(APP, folder / "app", ignore=shutil.ignore_patterns("runs", "__pycache__"))
+    (folder / "app" / "trial.toml").write_text(TRIAL)
+    digits, sites = load_digits(), list[Path]()
+    for client in range(SITES):
+        sites.append(folder / f"site-{client}")
+        sites[-1].mkdir()
+        rows = np.flatnonzero(np.isin(digits.target, [client, client + 3, client + 6, 9]))[client::3][:120]
+        x, labels = (digits.images[rows, None] * 15).astype(np.uint8), digits.target[rows]
+        np.savez(sites[-1] / "digits.npz", train_x=x, train_y=labels)
+        (sites[-1] / "site.toml").write_text(
+            f'[data]\nloader = "npz"\npath = "digits.npz"\nclass_names = {json.dumps(list(map(str, range(10))))}\n'
+        )
+    return Place(folder / "app", sites)
+
+
+# -------------------- the same run without Flower and without trouble
+
+
+class Direct(Courier):
+    """Sites in this process."""
+
+    def __init__(self, place: Place, config: Mapping[str, Any], token: str) -> None:
+        self.place, self.config, self.token = place, config, token
+
+    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+        return {client: self._site_answers(client, request) for client, request in requests.items()}
+
+    def _site_answers(self, client: int, request: Request) -> Answer:
+        return open_site(self.config, self.place.node_config(client), self.token, self.place.app).answer(request)
+
+
+@pytest.fixture(scope="module")
+def reference(place: Place) -> Path:
+    """The folder of the run that nothing happens to."""
+    folder = place.app.parent / "reference"
+    config = {**CONFIG, "out": str(folder)}
+
+    @contextmanager
+    def reach(work: Work) -> Iterator[Courier]:
+        yield Direct(place, config, work.experiment)
+
+    conduct(config, place.app, reach, Console(file=StringIO()))
+    return folder
+
+
+# -------------------- what happens
+
+
+class Story(NamedTuple):
+    """What a run has left behind.
+
+    Attributes:
+        folder: the run's.
+        killed, restarted: what the site that was killed had on its disk then, and when it was back.
+        rounds_before: how many rounds the server had done when it was killed.
+        status: what Flower says about the run in the end.
+        said: what the run said after the server was killed.
+        crossings: what crossed between sites and server.
+    """
+
+    folder: Path
+    killed: bytes
+    restarted: bytes
+    rounds_before: int
+    status: str
+    said: str
+    crossings: list[Crossing]
+
+
+@pytest.fixture(scope="module")
+def federation(place: Place) -> Iterator[Federation]:
+    configs = [
+        " ".join(f"{key}={json.dumps(value)}" for key, value in place.node_config(client).items())
+        for client in range(SITES)
+    ]
+    folder = place.app.parent / "federation"
+    folder.mkdir()
+    with Federation(folder, configs) as started:
+        yield started
+    assert started.alive() == []
+
+
+@pytest.fixture(scope="module")
+def story(place: Place, federation: Federation) -> Story:
+    run, victim = place.app.parent / "run", SITES - 1
+    config = {**CONFIG, "out": str(run)}
+    federation.run("first", place.app, config)
+    wait_for(lambda: place.last_round(run, victim) == 2, LONG, "the site has trained in round 2")
+    federation.kill_node(victim)
+    kept = place.state(run, victim) / "state.safetensors"
+    killed = kept.read_bytes()
+    federation.supervise_node(victim)
+    restarted = kept.read_bytes()
+    wait_for(lambda: any(place.last_round(run, client) == 3 for client in range(SITES)), LONG, "round 3 has begun")
+    (server,) = federation.alive("flwr-serverapp")
+    os.kill(server, signal.SIGKILL)
+    wait_for(lambda: not federation.alive("flwr-serverapp"), 10, "the server has ended")
+    before = server_status(run).round
+    assert federation.run("second", place.app, config).wait(LONG) == 0
+    status, said = federation.run_status("second"), federation.log("second")
+    return Story(run, killed, restarted, before, status, said, list(federation.gate.crossings))
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    return unpack(path.read_bytes())[0]
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert (found[name].dtype, found[name].shape) == (leaf.dtype, leaf.shape)
+        assert found[name].numpy().tobytes() == leaf.numpy().tobytes(), name
+
+
+def test_a_server_that_was_killed_ends_where_an_undisturbed_one_does(story: Story, reference: Path) -> None:
+    assert story.rounds_before == 2
+    assert story.status == "finished:completed", story.said
+    assert "Traceback" not in story.said
+    last = f"checkpoint/server-{ROUNDS:06d}.safetensors"
+    assert_same(tensors(story.folder / last), tensors(reference / last))
+
+
+def test_the_record_is_that_of_an_undisturbed_run(story: Story, reference: Path) -> None:
+    found, expected = Record(story.folder), Record(reference)
+    assert found.rounds == expected.rounds
+    assert [row["valid"] for row in found.rounds] == [1] * (SITES * ROUNDS)
+    assert [row["accuracy"] for row in found.metrics] == [row["accuracy"] for row in expected.metrics]
+    assert found.metrics[-1]["accuracy"]["pre"]["own"]["mean"] > 0
+    assert found.metrics[-1]["accuracy"]["pre"]["balanced"]["mean"] is None
+    assert server_status(story.folder).clients == [ClientStatus(i, ROUNDS, ROUNDS, ROUNDS) for i in range(SITES)]
+
+
+def test_a_site_that_was_killed_keeps_its_private_state(story: Story, place: Place, reference: Path) -> None:
+    assert story.restarted == story.killed
+    for client in range(SITES):
+        name = "state.safetensors"
+        found = tensors(place.state(story.folder, client) / name)
+        assert_same(found, tensors(place.state(reference, client) / name))
+        assert any(path.startswith("after/") for path in found)
+
+
+def test_sites_know_what_has_left_them(story: Story, place: Place) -> None:
+    for client in range(SITES):
+        folder = place.state(story.folder, client)
+        (status,) = (one for one in site_status(place.sites[client] / "state") if one.experiment == folder.parent.name)
+        assert (status.partition, status.round, status.damage) == (client, ROUNDS, "")
+        assert sorted(logged(folder)) == list(range(1, ROUNDS + 1))
+        # A round that was asked for twice was answered twice.
+        assert status.sent >= sum(sum(max(sizes) for sizes in parts.values()) for parts in logged(folder).values())
+
+
+def logged(folder: Path) -> dict[int, dict[str, set[int]]]:
+    """Return how many bytes of each part left a site, by round; what was answered again was the same."""
+    found = defaultdict[int, defaultdict[str, set[int]]](lambda: defaultdict(set))
+    for row in csv.DictReader((folder / "audit.csv").read_text().splitlines()):
+        found[int(row["round"])][row["part"]].add(int(row["bytes"]))
+    return {number: dict(parts) for number, parts in found.items()}
+
+
+# -------------------- strangers
+
+
+@pytest.mark.parametrize(
+    ("key", "told"), [("stranger", "Failed to activate SuperNode"), (None, "All SuperNodes must be registered")]
+)
+def test_a_supernode_without_a_registered_key_is_refused(federation: Federation, key: str | None, told: str) -> None:
+    name = f"key-{key}"
+    assert federation.start(name, *federation.node_command(key, "partition-id=0")).wait(60) != 0
+    assert told in federation.log(name)
+    assert "SuperNode ID" not in federation.log(name)
+
+
+def test_a_site_can_ask_whether_its_key_is_registered_while_its_supernode_runs(federation: Federation) -> None:
+    address, authority = f"{HERE}:{federation.gate.port}", federation.keys / "ca.crt"
+    for name in (*federation.sites, "stranger"):
+        key = read_key(federation.keys / name)
+        assert is_registered(address, authority, key) == (name != "stranger"), name
+    assert all(map(federation.is_online, range(SITES)))
+
+
+# -------------------- what crosses
+
+
+class Carried(NamedTuple):
+    """A message that crossed: whether it left a site, and what Flower reads in it."""
+
+    is_up: bool
+    message: Any
+
+
+def objects(crossings: list[Crossing], is_up: bool) -> dict[str, bytes]:
+    """Return what was carried in one direction, piece by piece."""
+    from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
+
+    found = dict[str, bytes]()
+    for path, request, response in crossings:
+        if is_up and path.endswith("/push-object"):
+            pushed = PushObjectRequest.FromString(request)
+            found[pushed.object_id] = pushed.object_content
+        elif not is_up and path.endswith("/pull-object"):
+            pulled = PullObjectResponse.FromString(response)
+            found[PullObjectRequest.FromString(request).object_id] = pulled.object_content
+    return found
+
+
+def carried(crossings: list[Crossing]) -> dict[str, Carried]:
+    """Return the messages that crossed whole, by number."""
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_object_children_ids_from_object_content,
+        get_object_type_from_object_content,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    directions = {is_up: objects(crossings, is_up) for is_up in (False, True)}
+    contents = {**directions[False], **directions[True]}
+
+    def is_whole(number: str) -> bool:
+        content = contents.get(number, b"")
+        return bool(content) and all(map(is_whole, get_object_children_ids_from_object_content(content)))
+
+    found = dict[str, Carried]()
+    for is_up, pieces in directions.items():
+        for number, content in pieces.items():
+            kind = get_object_type_from_object_content(content)
+            assert kind in KINDS
+            if kind == "Message" and is_whole(number):
+                found[number] = Carried(is_up, inflate_object_from_contents(number, dict(contents)))
+    return found
+
+
+def parts(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of each part of an array record."""
+    found = defaultdict[str, int](int)
+    for path, array in record.items():
+        assert array.stype == "fedmate.raw"
+        found[path.partition("/")[0]] += len(array.data)
+    return dict(found)
+
+
+def items(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of an array record as the ledger has them, which puts counts together."""
+    found = defaultdict[str, int](int)
+    for part, size in parts(record).items():
+        found[item_of(part)] += size
+    return dict(found)
+
+
+def test_messages_hold_what_is_declared_and_nothing_else(story: Story, place: Place) -> None:
+    from fedmate import __version__
+
+    site = open_site({**CONFIG, "out": ""}, place.node_config(0), "ab" * 16, place.app)
+    messages, counted = carried(story.crossings), defaultdict[str, int](int)
+    for is_up, message in messages.values():
+        content = message.content
+        if not is_up:
+            counted[message.metadata.message_type] += 1
+            if message.metadata.message_type == "query":
+                assert list(content) == []
+                continue
+            assert sorted(content) == ["download", "request"]
+            request = content["request"]
+            assert sorted(request) == ["client", "evaluate", "experiment", "kind", "round"]
+            step = request["round"] + (request["kind"] == "view")
+            assert parts(content["download"]).keys() == site.method.wire(step).down
+        elif "site" in content:
+            counted["site"] += 1
+            assert list(content) == ["site"]
+            assert content["site"]["fedmate"] == __version__
+            assert sorted(content["site"]) == ["fedmate", "partition"]
+        else:
+            counted["answer"] += 1
+            assert sorted(content) == ["metrics", "upload"]
+            request = messages[message.metadata.reply_to_message_id].message.content["request"]
+            if request["kind"] == "train":
+                assert parts(content["upload"]).keys() == site.method.wire(request["round"]).up
+            check_answer(content, request, story, place)
+    # Every site was asked who it is by both servers, and in round 3 by both to train.
+    assert counted["query"] >= counted["site"] >= 2 * SITES
+    assert counted["train"] >= SITES * ROUNDS
+    assert counted["evaluate"] == SITES
+    assert counted["answer"] >= SITES * (ROUNDS + 1)
+
+
+def check_answer(content: Mapping[str, Any], request: Mapping[str, Any], story: Story, place: Place) -> None:
+    """Hold an answer to what was asked, to what the site has logged and to what the server's ledger has."""
+    number, client = request["round"] + 1, request["client"]
+    log = logged(place.state(story.folder, client))[number]
+    sizes = {name: len(numbers) for name, numbers in content["metrics"].items()}
+    assert 8 * sum(sizes.values()) in log.pop("metrics")
+    if request["kind"] == "view":
+        assert parts(content["upload"]) == {}
+        assert set(sizes.values()) == {1}
+        assert "pre" in sizes
+        return
+    assert sizes == {"losses": 2, "valid": 1, **({"post": 1} if number == ROUNDS else {})}
+    sent = items(content["upload"])
+    assert {item: {size} for item, size in sent.items()} == log
+    (row,) = (row for row in Record(story.folder).rounds if (row["round"], row["client"]) == (number, client))
+    assert sent == {key.removeprefix("up_"): size for key, size in row.items() if key.startswith("up_") and size}
+
+
+def test_neither_samples_nor_private_state_leave_a_site(story: Story, place: Place) -> None:
+    """Looked for byte by byte in everything that sites have sent, whatever it was sent as."""
+    sent = [crossing.request for crossing in story.crossings]
+    site = open_site({**CONFIG, "out": ""}, place.node_config(0), "ab" * 16, place.app)
+    public = frozenset[str]().union(*(site.method.wire(t).up for t in range(ROUNDS)))
+    private, shared = list[bytes](), list[bytes]()
+    for client in range(SITES):
+        for path, leaf in tensors(place.state(story.folder, client) / "state.safetensors").items():
+            if leaf.numel() > 4 and leaf.any():
+                (shared if path.split("/")[1] in public else private).append(leaf.numpy().tobytes())
+        private += [image.tobytes() for image in np.load(place.sites[client] / "digits.npz")["train_x"]]
+    assert len(private) > 100 * SITES
+    assert not [needle for needle in private if any(needle in body for body in sent)]
+    # It would be found.
+    assert any(needle in body for needle in shared for body in sent)
