@@ -23,6 +23,8 @@ from fedmate.flower.backend import Flower, Work
 from fedmate.flower.virtual import Home, rebuild
 from fedmate.sites.courier import Answer, Courier, Fault, Request
 
+pytest.importorskip("flwr", reason="Flower is not installed: `make test-flower` installs it")
+
 SETTINGS = {
     "rounds": 3,
     "eval_every": 3,

@@ -24,6 +24,8 @@ from fedmate.flower.node import open_site
 from fedmate.flower.server import conduct, over
 from fedmate.sites.courier import Answer, Courier, Fault, Request
 
+pytest.importorskip("flwr", reason="Flower is not installed: `make test-flower` installs it")
+
 CLIENTS = 3
 DEALT = """
 rounds = 3
