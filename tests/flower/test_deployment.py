@@ -388,8 +388,8 @@ def check_answer(content: Mapping[str, Any], request: Mapping[str, Any], story: 
         assert "pre" in sizes
         return
     assert sizes == {"losses": 2, "valid": 1, **({"post": 1} if number == ROUNDS else {})}
+    assert {part: {size} for part, size in parts(content["upload"]).items()} == log
     sent = items(content["upload"])
-    assert {item: {size} for item, size in sent.items()} == log
     (row,) = (row for row in Record(story.folder).rounds if (row["round"], row["client"]) == (number, client))
     assert sent == {key.removeprefix("up_"): size for key, size in row.items() if key.startswith("up_") and size}
 

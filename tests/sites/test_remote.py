@@ -125,6 +125,8 @@ def test_a_site_logs_what_leaves(tmp_path: Path) -> None:
     sent = [report.up for result in results for report in result.reports if report.client == 1]
     # Two losses and whether it counts, of eight bytes each.
     assert logged.pop("metrics") == 3 * 8 * len(sent)
+    # By the names of what was sent, where the ledger puts counts together.
+    assert logged.pop("num_samples") == sum(up.pop("bookkeeping") for up in sent)
     assert logged == {part: sum(up[part] for up in sent) for part in sent[0]}
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from fedmate.datasets.base import Arrays, Dataset, Normalisation, Samples
 
@@ -39,6 +38,9 @@ class Digits(Dataset):
 
     def load(self, folder: Path) -> Arrays:
         """Read the digits from scikit-learn; nothing lies in `folder`."""
+        # It takes as long to import as all the rest, and a site of its own data needs none of it.
+        from sklearn.datasets import load_digits
+
         images, labels = load_digits(return_X_y=True)
         samples = Samples(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64))
         return Arrays(samples, None, tuple(str(digit) for digit in range(10)), NORMALISATION)

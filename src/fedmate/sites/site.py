@@ -10,10 +10,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import itemise, one_thread
+from fedmate.backends.base import one_thread
 from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import Precision, arithmetic
-from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, select, unmapped
+from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, num_bytes, select, unmapped
 from fedmate.core.serialise import DamagedError, fit_to
 from fedmate.errors import FedmateError
 from fedmate.sites.courier import Answer, Leaves, Metrics, Request
@@ -87,7 +87,8 @@ class Site:
     def _told(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
         """Write down what leaves, and return it."""
         numbers = sum(map(len, metrics.values()))
-        self.store.log(self.clock(), request.round, {**itemise(upload), "metrics": FLOAT_BYTES * numbers})
+        parts = {part: num_bytes({part: content}) for part, content in upload.items()}
+        self.store.log(self.clock(), request.round, {**parts, "metrics": FLOAT_BYTES * numbers})
         return Answer(flatten(upload), metrics)
 
     def _report(self, views: Tree) -> Metrics:
