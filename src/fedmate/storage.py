@@ -109,9 +109,9 @@ def take_name(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, if they are missing."""
-    folder.mkdir(parents=True, exist_ok=True)
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, if they are missing; `mode` says who may do what in it, less the umask."""
+    folder.mkdir(mode, parents=True, exist_ok=True)
 
 
 def append(path: Path, data: bytes) -> None:

@@ -68,9 +68,9 @@ def test_what_is_damaged_is_said(tmp_path: Path) -> None:
     assert (found.round, found.sent) == (0, 108)
     assert "its state is damaged" in found.damage
     with (place / "audit.csv").open("a") as audit:
+        # A line that is none counts for nothing, and hides nothing.
         audit.write("x,y\n")
-    with pytest.raises(UserError, match=r"audit\.csv` is damaged"):
-        site_status(tmp_path)
+    assert site_status(tmp_path)[0].sent == 108
 
 
 @pytest.mark.parametrize("kind", ["empty", "missing", "file"])

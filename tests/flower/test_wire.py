@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedmate.backends.base import itemise
 from fedmate.core import flatten, fold, make_key
+from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import Layer, resolve
 from fedmate.flower.client import answer, introduce
@@ -35,7 +36,8 @@ from fedmate.flower.wire import (
 )
 from fedmate.sites.courier import Answer, Fault, Kind, Request
 from fedmate.sites.site import Site
-from fedmate.sites.store import SiteStore
+from fedmate.sites.store import AheadError, SiteStore
+from fedmate.storage import BusyError
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -152,6 +154,8 @@ HOSTILE_ARRAYS: dict[str, tuple[Array, str]] = {
     "negative": (array(shape=(-1, -2)), r"`upload/x` is of shape (-1, -2), which nothing is"),
     "huge": (array(shape=(2**62, 4)), "which nothing is"),
     "huge and empty": (array(shape=(2**40, 0), data=b""), "which nothing is"),
+    "too many axes": (array(shape=(1,) * 65, data=b"\0" * 4), "which nothing is"),
+    "nothing of too much": (array(shape=(0, 2**31 - 1, 2**31 - 1), data=b""), "which nothing is"),
     "wraps": (array(shape=(2**30, 2**30, 2**30), data=b""), "takes"),
     "bool": (array(dtype="bool", data=b"\0\2"), "`upload/x` holds bytes that are neither true nor false"),
 }
@@ -166,9 +170,21 @@ def test_an_array_that_is_none_is_named(kind: str) -> None:
     assert reason in str(error.value)
 
 
+GOOD_METRICS = MetricRecord({"losses": [1.0, 0.5], "valid": [1.0]})
+
+
+@pytest.mark.parametrize("name", ["x\n\x1b[31mError", "y" * 5000])
+def test_an_array_whose_name_is_no_name_is_refused(name: str) -> None:
+    content = RecordDict({"upload": ArrayRecord({name: array()}), "metrics": GOOD_METRICS})
+    with pytest.raises(WireError, match="whose name is not plain text") as error:
+        read_answer(content, Request("train", 0, False, {}))
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 400
+
+
 GOOD: dict[str, Any] = {
     "upload": ArrayRecord({"x": array()}),
-    "metrics": MetricRecord({"losses": [1.0, 0.5], "valid": [1.0]}),
+    "metrics": GOOD_METRICS,
 }
 
 HOSTILE_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -357,13 +373,32 @@ def test_a_site_answers_whatever_happens(site: Site, caplog: pytest.LogCaptureFi
 
     assert fault(RecordDict()) == "the message does not hold `download`"
     assert fault(asked(site, client=0)) == "client 0 is asked, but this is client 1"
-    assert fault(asked(site), broken) == "ValueError: no such thing"
-    assert fault(asked(site), silent) == "KeyError"
+    assert fault(asked(site), broken) == "it failed, and its own log says why (ValueError)"
+    assert fault(asked(site), silent) == "it failed, and its own log says why (KeyError)"
     # What stays at the site is the whole of it.
     assert "with data: 0.25" in caplog.text
     less = asked(site)
     del less["download"]["round"]
     assert fault(less).startswith("the download of round 1 is none of this experiment: it does not hold the expected")
+
+
+def test_what_a_virtual_client_says_may_be_read_by_its_server(site: Site) -> None:
+    def said(error: Exception, is_virtual: bool) -> str:
+        def opener(token: str) -> Site:
+            raise error
+
+        content = carried(answer(asked(site), opener, is_virtual=is_virtual))
+        found = read_answer(content, Request("train", 0, False, {}))
+        assert isinstance(found, Fault)
+        return found.reason
+
+    assert said(ValueError("no such thing\nTraceback"), True) == "ValueError: no such thing"
+    assert said(KeyError(), True) == "KeyError"
+    secret = "`/home/ward 7/patients.npz` cannot be read."
+    for error in (UserError(secret), OSError(28, "No space left", "/home/ward 7")):
+        assert "ward" not in said(error, False)
+    assert said(BusyError("/home/ward 7/lock"), False) == "it is still at an earlier message"
+    assert said(AheadError("client 1 is asked for round 2."), False) == "client 1 is asked for round 2"
 
 
 def test_a_node_says_which_client_it_is() -> None:

@@ -230,3 +230,15 @@ def test_an_experiment_whose_samples_are_dealt_has_no_use_for_it(tmp_path: Path)
     site = write_npz(tmp_path, np.arange(20) % 2)
     with pytest.raises(UserError, match=r"`dataset\.name` of the experiment is `digits`, of which clients get a share"):
         load_data(site, resolve([]))
+
+
+def test_what_is_made_of_the_data_stays_with_the_site_and_is_its_owners_alone(tmp_path: Path) -> None:
+    site = write_npz(tmp_path, np.arange(30) % 3, f"class_names = {CLASSES}")
+    load_data(site, experiment())
+    assert [path.parent for path in tmp_path.rglob("*.safetensors")] == [site.state / "cached"]
+    assert site.state.stat().st_mode & 0o077 == 0
+    (tmp_path / "state" / "cached").rename(tmp_path / "elsewhere")
+    (tmp_path / "state").rmdir()
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(UserError, match="`state` cannot be made"):
+        load_data(site, experiment())

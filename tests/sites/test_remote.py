@@ -152,6 +152,7 @@ HOSTILE: dict[str, tuple[Callable[[Answer], Answer | Fault], str]] = {
     "shape": (with_leaf("classifier/bias", lambda leaf: leaf[:3]), "`classifier/bias` is float64 of shape (3,)"),
     "dtype": (with_leaf("classifier/bias", lambda leaf: leaf.float()), "`classifier/bias` is float32"),
     "counts": (with_leaf("class_counts", lambda leaf: leaf - 10**6), "`class_counts` is negative"),
+    "too many": (with_leaf("class_counts", lambda leaf: leaf + 2**62), "`class_counts` is larger than anybody's"),
     "extra": (lambda answer: answer._replace(upload={**answer.upload, "more": torch.ones(1)}), "parts (more)"),
     "missing": (lambda answer: answer._replace(upload={}), "expected parts"),
     "silence": (lambda _: Fault("no answer in 60 s"), "no answer in 60 s"),

@@ -121,3 +121,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
         SiteStore(tmp_path / "file", EXPERIMENT, 0)
+
+
+def test_a_line_of_the_log_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
+    store = SiteStore(tmp_path, "ab" * 16, 3)
+    store.log("then", 0, {"classifier": 40})
+    path = store.folder / "audit.csv"
+    path.write_bytes(path.read_bytes()[:-4])
+    store.log("now", 1, {"classifier": 41})
+    assert path.read_text().splitlines() == ["when,round,part,bytes", "then,1,classifier", "now,2,classifier,41"]

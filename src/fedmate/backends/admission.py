@@ -19,6 +19,10 @@ COUNTS = ("num_samples", "class_counts")
 """Parts of an upload that count samples."""
 
 
+MOST = 2**40
+"""More samples than this nobody has: one client would decide everything, and sums would overflow."""
+
+
 class RefusedError(FedmateError):
     """An upload that is left out of its round, and why."""
 
@@ -31,7 +35,7 @@ def is_sound(upload: Tree, loss: Tensor) -> Tensor:
     sound = all_finite({**upload, "loss": loss})
     for name in COUNTS:
         if name in upload:
-            sound = sound & (upload[name] >= 0).all()
+            sound = sound & ((upload[name] >= 0) & (upload[name] <= MOST)).all()
     return sound & _agree(upload) if all(name in upload for name in COUNTS) else sound
 
 
@@ -57,6 +61,8 @@ def admit(sent: Mapping[str, Tensor], like: Tree) -> Tree:
     for name in COUNTS:
         if name in upload and bool((upload[name] < 0).any()):
             raise RefusedError(f"`{name}` is negative")
+        if name in upload and bool((upload[name] > MOST).any()):
+            raise RefusedError(f"`{name}` is larger than anybody's")
     if all(name in upload for name in COUNTS) and not bool(_agree(upload)):
         raise RefusedError("`class_counts` do not add up to `num_samples`")
     return upload

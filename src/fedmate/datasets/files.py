@@ -79,14 +79,18 @@ class FileDataset(Dataset):
 
     def load(self, folder: Path) -> Arrays:
         """Return the arrays, out of the cache if it is there and belongs to these files."""
+        # A folder that others share may not be writable.
+        return self.load_through(folder, [folder, user_folder()])
+
+    def load_through(self, folder: Path, caches: Sequence[Path]) -> Arrays:
+        """Return the same, with the cache in the first of some folders that has it or takes it."""
         found = self.find(folder)
         options = {name: getattr(self, name) for name in self.reading}
         # The place of a user's own file tells it from another one of the same name.
         identity = json.dumps([type(self).__name__, options, [str(path.absolute()) for path in found]])
         name = f"{type(self).__name__.lower()}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.safetensors"
         signature = sign(found)
-        # A folder that others share may not be writable.
-        places = [place / "cached" / name for place in (folder, user_folder())]
+        places = [place / "cached" / name for place in caches]
         arrays = next(filter(None, (_open(place, signature) for place in places)), None)
         if arrays is None:
             content = self.read(found)

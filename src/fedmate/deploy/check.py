@@ -130,7 +130,7 @@ def _state(folder: Path) -> Point:
 
 
 def _fit(site: SiteFile, experiment: Experiment) -> str:
-    train, test = load_data(site, experiment)
+    train, test = load_data(site, experiment, keep=False)
     held = len(set(train.y.tolist()))
     total = len(experiment.dataset.options["classes"])
     return (

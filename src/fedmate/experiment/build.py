@@ -88,6 +88,11 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
             f"`holdout_clients` is {general.holdout_clients}, but on the back end `{name}` newcomers are met only by "
             "`fedmate adapt`; set it to 0, or use another back end."
         )
+    if BACKENDS[name].is_remote and general.min_clients > len(federation.clients):
+        raise UserError(
+            f"`min_clients` is {general.min_clients}, but there are {len(federation.clients)} clients; set it to that "
+            "at most."
+        )
     reason = BACKENDS[name].refusal(method, federation, general.precision)
     if reason is not None:
         notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")

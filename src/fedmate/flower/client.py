@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedmate import storage
 from fedmate.errors import FedmateError
 from fedmate.flower.wire import Introduction, WireError, check_query, read_request, sentence, write_answer, write_site
-from fedmate.sites.courier import Answer, Fault
+from fedmate.sites.courier import Answer, Fault, TellableError
 from fedmate.sites.site import Site
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ Opener: TypeAlias = Callable[[str], Site]
 """Returns the site that answers for an experiment, which it is given the token of."""
 
 
-def client_app(open_site: Callable[[Context, str], Site]) -> ClientApp:
+def client_app(open_site: Callable[[Context, str], Site], *, is_virtual: bool = False) -> ClientApp:
     """Return the app that every node runs.
 
     Args:
         open_site: returns the site of a node for an experiment; Flower's context tells the node.
+        is_virtual: whether it runs on the machine of the server, which may read every error.
     """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
@@ -31,7 +33,8 @@ def client_app(open_site: Callable[[Context, str], Site]) -> ClientApp:
     app = ClientApp()
 
     def work(message: Message, context: Context) -> Message:
-        return Message(answer(message.content, lambda token: open_site(context, token)), reply_to=message)
+        content = answer(message.content, lambda token: open_site(context, token), is_virtual=is_virtual)
+        return Message(content, reply_to=message)
 
     def tell(message: Message, context: Context) -> Message:
         return Message(introduce(message.content, context.node_config), reply_to=message)
@@ -42,12 +45,12 @@ def client_app(open_site: Callable[[Context, str], Site]) -> ClientApp:
     return app
 
 
-def answer(content: RecordDict, open_site: Opener) -> RecordDict:
+def answer(content: RecordDict, open_site: Opener, *, is_virtual: bool = False) -> RecordDict:
     """Return the answer to a request; an error becomes a sentence, without a traceback."""
     try:
         return write_answer(_answer(content, open_site))
     except Exception as error:
-        return write_answer(_fault(error))
+        return write_answer(_fault(error, is_virtual))
 
 
 def introduce(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
@@ -56,7 +59,7 @@ def introduce(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict
         check_query(content)
         return write_site(_introduction(node_config))
     except Exception as error:
-        return write_site(_fault(error))
+        return write_site(_fault(error, is_virtual=False))
 
 
 def _answer(content: RecordDict, open_site: Opener) -> Answer:
@@ -76,10 +79,13 @@ def _introduction(node_config: Mapping[str, Any]) -> Introduction:
     return Introduction(partition, __version__)
 
 
-def _fault(error: Exception) -> Fault:
+def _fault(error: Exception, is_virtual: bool) -> Fault:
     """Say what went wrong in a sentence that may leave the site; the whole of it stays in the site's own log."""
     logging.getLogger("fedmate.site").error("a message could not be answered", exc_info=error)
-    said = sentence(str(error)) if str(error).strip() else ""
-    if isinstance(error, FedmateError) and said:
-        return Fault(said.removesuffix("."))
-    return Fault(": ".join(filter(None, [type(error).__name__, said.removesuffix(".")])))
+    if isinstance(error, storage.BusyError):
+        return Fault("it is still at an earlier message")
+    if isinstance(error, TellableError) or is_virtual:
+        kind = "" if isinstance(error, FedmateError) else type(error).__name__
+        said = sentence(str(error)).removesuffix(".") if str(error).strip() else type(error).__name__
+        return Fault(": ".join(dict.fromkeys(filter(None, [kind, said]))))
+    return Fault(f"it failed, and its own log says why ({type(error).__name__})")

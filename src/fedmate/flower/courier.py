@@ -205,6 +205,9 @@ def _read(reply: RecordDict | Fault, request: Request) -> Answer | Fault:
         return read_answer(reply, request)
     except WireError as error:
         return Fault(f"answer refused, {error}")
+    except Exception as error:
+        # Whatever a node sends, the round is everybody's.
+        return Fault(f"answer refused, it cannot be read ({type(error).__name__})")
 
 
 def _introduced(reply: RecordDict | Fault) -> Introduction | Fault:
@@ -217,6 +220,8 @@ def _introduced(reply: RecordDict | Fault) -> Introduction | Fault:
         site = read_site(reply)
     except WireError as error:
         return Fault(f"introduction refused, {error}")
+    except Exception as error:
+        return Fault(f"introduction refused, it cannot be read ({type(error).__name__})")
     if isinstance(site, Introduction) and site.fedmate != __version__:
         return Fault(f"client {site.partition} runs fedmate {site.fedmate}, the server {__version__}")
     return site

@@ -16,7 +16,7 @@ from typing import Any, final
 
 from fedmate.core import ClientData, Federation, Method, Tree, class_counts, make_key
 from fedmate.datasets.place import expand
-from fedmate.errors import FedmateError, UserError
+from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment
@@ -25,6 +25,7 @@ from fedmate.experiment.export import describe
 from fedmate.experiment.given import NOTHING
 from fedmate.flower.settings import experiment_of
 from fedmate.flower.virtual import now
+from fedmate.sites.courier import TellableError
 from fedmate.sites.local import load_data, read_site
 from fedmate.sites.site import Site
 from fedmate.sites.store import SiteStore
@@ -35,7 +36,11 @@ VARIABLE = "FEDMATE_STATE"
 USUAL = "~/.local/state/fedmate"
 
 
-class SiteDataError(FedmateError):
+class NodeError(TellableError, UserError):
+    """What a node's config says does not fit the experiment."""
+
+
+class SiteDataError(TellableError):
     """A site's own data cannot be used; why is for its own log, and does not leave it."""
 
 
@@ -131,12 +136,12 @@ def _client(node_config: Mapping[str, Any], clients: int) -> int:
     """Return the number of a node's client."""
     client, nodes = node_config.get("partition-id"), node_config.get("num-partitions", clients)
     if type(client) is not int or not 0 <= client < clients:
-        raise UserError(
+        raise NodeError(
             f"`partition-id` of the node config is {client!r}, but the experiment's clients are 0 to {clients - 1}; "
             "give each node a number of its own."
         )
     if nodes != clients:
-        raise UserError(
+        raise NodeError(
             f"`num-partitions` of the node config is {nodes!r}, but the experiment has {clients} clients; set "
             "`partition.clients` to as many as there are nodes, or leave it out."
         )
@@ -147,7 +152,7 @@ def _own(plan: Plan, node_config: Mapping[str, Any]) -> Holding:
     """Read a site's own data."""
     file = _path(node_config, "site")
     if file is None:
-        raise UserError(
+        raise NodeError(
             "the data of this experiment lies with sites, but the node config has no `site`; name its file."
         )
     try:
@@ -165,7 +170,7 @@ def _read_own(file: Path, plan: Plan) -> Holding:
 def _share(plan: Plan, node_config: Mapping[str, Any], client: int) -> Holding:
     """Take a client's share of the experiment's own data set."""
     if "site" in node_config:
-        raise UserError(
+        raise NodeError(
             f"the node config names a `site`, but the experiment is on `{plan.experiment.dataset.name}`, of which "
             "clients get a share; choose an experiment on `sites`, or start the node without it."
         )

@@ -131,7 +131,7 @@ class _Simulation:
                 logging_level=logging.CRITICAL,
             )
             # The app travels with every message, so what may be large is put aside once.
-            client = client_app(partial(_open_site, work.folder, ray.put(work.given)))
+            client = client_app(partial(_open_site, work.folder, ray.put(work.given)), is_virtual=True)
             settings = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
             run_simulation(server, client, work.clients, backend_config=settings)
         except BaseException as error:

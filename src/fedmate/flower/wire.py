@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmate.errors import FedmateError
-from fedmate.sites.courier import Answer, Fault, Leaves, Metrics, Request
+from fedmate.sites.courier import Answer, Fault, Leaves, Metrics, Request, TellableError
 
 if TYPE_CHECKING:
     from flwr.app import Array, ArrayRecord, RecordDict
@@ -35,11 +34,14 @@ DTYPES = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "int32": "<i4", "u
 LONGEST = 300
 """How many characters of a text that somebody else wrote are shown."""
 
+MOST_AXES = 8
+"""How many axes an array may have."""
+
 MOST_VIEWS = 16
 """How many views a method may have."""
 
 
-class WireError(FedmateError):
+class WireError(TellableError):
     """A message that holds something else than what is declared, and what that is: a sentence without its end."""
 
 
@@ -216,7 +218,10 @@ def _array(path: str, leaf: Tensor) -> Array:
 
 
 def _leaves(place: str, record: ArrayRecord) -> Leaves:
-    return {path: _tensor(f"{place}/{sentence(path)}", array) for path, array in record.items()}
+    odd = next((path for path in record if path != sentence(path)), None)
+    if odd is not None:
+        raise WireError(f"`{place}` holds `{sentence(odd)}`, whose name is not plain text")
+    return {path: _tensor(f"{place}/{path}", array) for path, array in record.items()}
 
 
 def _tensor(place: str, array: Array) -> Tensor:
@@ -225,7 +230,7 @@ def _tensor(place: str, array: Array) -> Tensor:
     if array.dtype not in DTYPES:
         raise WireError(f"`{place}` is of type `{sentence(array.dtype)}`, which does not travel")
     shape, dtype = tuple(array.shape), np.dtype(DTYPES[array.dtype])
-    if any(not 0 <= size < 2**31 for size in shape):
+    if len(shape) > MOST_AXES or any(not 0 <= size < 2**31 for size in shape):
         raise WireError(f"`{place}` is of shape {sentence(str(shape))}, which nothing is")
     wanted = math.prod(shape) * dtype.itemsize
     if len(array.data) != wanted:
@@ -233,4 +238,8 @@ def _tensor(place: str, array: Array) -> Tensor:
     if array.dtype == "bool" and not {*array.data} <= {0, 1}:
         raise WireError(f"`{place}` holds bytes that are neither true nor false")
     numbers = np.frombuffer(array.data, dtype).astype(dtype.newbyteorder("="))
-    return torch.from_numpy(numbers.reshape(shape))
+    try:
+        return torch.from_numpy(numbers.reshape(shape))
+    except (ValueError, RuntimeError, OverflowError):
+        # Nothing along one axis, and more than there can be along others.
+        raise WireError(f"`{place}` is of shape {shape}, which nothing is") from None

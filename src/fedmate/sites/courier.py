@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from fedmate.errors import FedmateError
+
 Leaves: TypeAlias = dict[str, Tensor]
 """A tree as it travels: its leaves by path."""
 
@@ -49,6 +51,10 @@ class Fault(NamedTuple):
     """Why there is no answer: a sentence without its end."""
 
     reason: str
+
+
+class TellableError(FedmateError):
+    """Why there is no answer, in words that may leave the site: they say nothing of its data, its files or its user."""
 
 
 class Courier(ABC):

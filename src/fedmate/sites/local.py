@@ -18,15 +18,20 @@ from typing import Any, final
 
 import numpy as np
 
+from fedmate import storage
 from fedmate.core import ClientData
 from fedmate.core.options import options_of
 from fedmate.datasets import DATASETS, Arrays, Dataset, Samples, hold_back
+from fedmate.datasets.files import ImageDataset
 from fedmate.datasets.place import data_folder, expand
 from fedmate.datasets.sites import AtSites
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
 from fedmate.experiment.deal import random_of, ready
+
+PRIVATE = 0o700
+"""The mode of a folder that is its owner's alone."""
 
 KEYS = ("state", "data")
 NOT_HERE = ("given", "sites")
@@ -73,12 +78,13 @@ def read_site(path: Path) -> SiteFile:
         return SiteFile(path, path.parent / expand("state", state), _loader(path, data), names)
 
 
-def load_data(site: SiteFile, experiment: Experiment) -> tuple[ClientData, ClientData]:
+def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> tuple[ClientData, ClientData]:
     """Return what a site trains on and what it tests on, as its experiment reads it.
 
     Args:
         site: where its data lies.
         experiment: one on the data set `sites`, which declares what all sites have in common.
+        keep: whether to keep what was read in a form that is read at once the next time, in the site's `state`.
 
     Raises:
         UserError: its data cannot be read, or is not what the experiment declares.
@@ -94,7 +100,7 @@ def load_data(site: SiteFile, experiment: Experiment) -> tuple[ClientData, Clien
     classes = declared.stand_ins().class_names
     with _told(site.path):
         loader: Dataset = DATASETS[site.loader.name](**site.loader.options)
-        arrays = loader.load(data_folder())
+        arrays = _load(loader, site.state if keep else None)
         _check_samples(arrays, declared)
         train, test = _split(_numbered(arrays, site.class_names, classes), experiment)
         return ready(experiment, declared.normalisation, train), ready(experiment, declared.normalisation, test)
@@ -125,6 +131,19 @@ def _loader(path: Path, data: dict[str, Any]) -> Section:
         if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
             values[key] = str(path.parent / expand(f"data.{key}", values[key]))
     return resolve([Layer(str(path), {"dataset": {**values, "name": name}})]).dataset
+
+
+def _load(loader: Dataset, state: Path | None) -> Arrays:
+    """Read a site's data; what is made of it lies where the site keeps its own, and nobody else may look there."""
+    if not isinstance(loader, ImageDataset):
+        return loader.load(data_folder())
+    if state is None:
+        return loader.load_through(data_folder(), [])
+    try:
+        storage.make_folder(state, PRIVATE)
+    except OSError as error:
+        raise UserError(f"`state` cannot be made ({error.strerror}); name a folder that may be written to.") from None
+    return loader.load_through(data_folder(), [state])
 
 
 def _class_names(found: object) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ from fedmate.sites.courier import Answer, Courier, Fault, Kind, Request
 RESERVED = ("losses", "valid", "post", "global")
 """Names of metrics that are no views after a broadcast."""
 
+LONGEST = 300
+"""How many characters of a reason are told."""
+
 RETRIES = 2
 """How often a round is asked for again that too few have answered."""
 
@@ -116,8 +119,9 @@ class Remote(Backend):
         answers = self._ask("view", task, downloads)
         heard = {i: answer.metrics for i, answer in answers.items() if isinstance(answer, Answer)}
         named = Counter(name for metrics in heard.values() for name in metrics if name not in RESERVED)
-        # A view that most know is the method's own; a single site cannot bring others into the record.
-        names = ["pre", *(name for name, count in named.items() if name != "pre" and 2 * count > len(heard))]
+        # A view that most know is the method's own; a few sites cannot bring others into the record.
+        most = [name for name, count in named.items() if 2 * count > len(everyone) and name.isidentifier()]
+        names = dict.fromkeys(["pre", *most])
         told = {name: [self._accuracies(heard.get(i, {}).get(name)) for i in everyone] for name in names}
         return {name: torch.stack(accuracies) for name, accuracies in told.items()}
 
@@ -144,7 +148,7 @@ class Remote(Backend):
         try:
             upload = admit(answer.upload, like)
         except RefusedError as error:
-            self.reasons[client] = f"upload refused, {error}"
+            self.reasons[client] = f"upload refused, {str(error)[:LONGEST]}"
             return nothing
         losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
         sound = len(losses) == 2 and all(map(math.isfinite, losses)) and valid == [1.0]

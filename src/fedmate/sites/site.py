@@ -15,15 +15,14 @@ from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, num_bytes, select, unmapped
 from fedmate.core.serialise import DamagedError, fit_to
-from fedmate.errors import FedmateError
-from fedmate.sites.courier import Answer, Leaves, Metrics, Request
+from fedmate.sites.courier import Answer, Leaves, Metrics, Request, TellableError
 from fedmate.sites.store import SiteStore
 
 FLOAT_BYTES = 8
 """What a number of the metrics takes."""
 
 
-class MessageError(FedmateError):
+class MessageError(TellableError):
     """A download that is not what this experiment's server sends."""
 
 

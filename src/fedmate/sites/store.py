@@ -22,7 +22,8 @@ from typing import final
 from fedmate import storage
 from fedmate.core import Tree
 from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
-from fedmate.errors import FedmateError, UserError
+from fedmate.errors import UserError
+from fedmate.sites.courier import TellableError
 
 SITES = "sites"
 """The folder inside a run's where virtual clients keep their states."""
@@ -31,7 +32,7 @@ AUDIT = ("when", "round", "part", "bytes")
 """The columns of the audit log."""
 
 
-class AheadError(FedmateError):
+class AheadError(TellableError):
     """A site that has gone on further than the server that asks."""
 
 
@@ -109,6 +110,10 @@ class SiteStore:
         rows = csv.writer(text, lineterminator="\n")
         if not path.exists():
             rows.writerow(AUDIT)
+        elif not path.read_bytes().endswith(b"\n"):
+            # A line that a kill has torn ends here.
+            text.write("\n")
         for part, size in parts.items():
             rows.writerow([when, round_number + 1, part, size])
         storage.append(path, text.getvalue().encode())
+        storage.flush(path)
