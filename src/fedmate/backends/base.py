@@ -53,7 +53,6 @@ class ClientReport(NamedTuple):
         valid: whether it counted in the aggregation.
         loss_before, loss_after: mean cross-entropy on its own samples around local training.
         down, up: bytes that crossed, by item.
-        reason: why it did not count.
     """
 
     client: int
@@ -62,7 +61,6 @@ class ClientReport(NamedTuple):
     loss_after: float
     down: dict[str, int]
     up: dict[str, int]
-    reason: str = ""
 
 
 class View(NamedTuple):
@@ -158,6 +156,10 @@ class Backend(ABC):
         chunk_size: the most clients at once, to bound memory; all of them if `None`.
         precision: of products on a GPU.
         compile: whether training steps go through `torch.compile`, where a back end can do that.
+
+    Attributes:
+        notes: sentences for the user, until somebody tells them.
+        reasons: why clients did not count in the last round, where it is something else than `NOT_FINITE`.
     """
 
     is_remote: ClassVar[bool] = False
@@ -221,15 +223,7 @@ class Backend(ABC):
         # Only now, with the round done, are numbers read back from the device.
         losses, valid = outcome.losses.tolist(), outcome.valid.tolist()
         reports = [
-            ClientReport(
-                client,
-                valid[row],
-                losses[row][0],
-                losses[row][1],
-                messages.down[row],
-                messages.up[row],
-                "" if valid[row] else self.reasons.get(client, NOT_FINITE),
-            )
+            ClientReport(client, valid[row], losses[row][0], losses[row][1], messages.down[row], messages.up[row])
             for row, client in enumerate(task.participants)
         ]
         diagnostics = {"clients": outcome.diagnostics, "server": outcome.server.get("diagnostics", {})}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import ClientReport, Round, RoundResult
+from fedmate.backends.base import NOT_FINITE, ClientReport, Round, RoundResult
 from fedmate.core import Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
@@ -131,7 +131,7 @@ class _Rounds:
             self._tell()
             seconds = time.perf_counter() - start
             self.recorder.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
-            trouble = _note_trouble(t, result, progress.standing.trouble, self.observer)
+            trouble = self._note_trouble(t, result, progress.standing.trouble)
             if trouble["diverged_in_round"] is not None:
                 # What the clients held before is what is saved; the record tells of this round, too.
                 self.save()
@@ -160,6 +160,24 @@ class _Rounds:
         while notes:
             self.observer.said(notes.pop(0))
 
+    def _note_trouble(self, t: int, result: RoundResult, before: dict[str, int | None]) -> dict[str, int | None]:
+        """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
+        observer, reasons, left_out = self.observer, self.built.backend.reasons, dict[str, list[int]]()
+        for report in result.reports:
+            if not report.valid:
+                left_out.setdefault(reasons.get(report.client, NOT_FINITE), []).append(report.client)
+        diverged = [client for clients in left_out.values() for client in clients]
+        everyone = len(diverged) == len(result.reports)
+        for reason, clients in left_out.items() if not everyone else ():
+            observer.said(f"round {t + 1}: left out, {reason}: client {', '.join(map(str, clients))}")
+        if not result.aggregated:
+            observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
+        return {
+            "left_out": (before.get("left_out") or 0) + len(diverged),
+            "discarded_aggregates": (before.get("discarded_aggregates") or 0) + (not result.aggregated),
+            "diverged_in_round": t + 1 if everyone else None,
+        }
+
     def save(self) -> None:
         """Make a checkpoint of the rounds done, unless it exists."""
         if self._done is not None:
@@ -185,27 +203,6 @@ def _round_row(t: int, report: ClientReport) -> dict[str, Any]:
         "valid": int(report.valid),
         "loss_before": report.loss_before,
         "loss_after": report.loss_after,
-    }
-
-
-def _note_trouble(
-    t: int, result: RoundResult, before: dict[str, int | None], observer: Observer
-) -> dict[str, int | None]:
-    """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
-    left_out: dict[str, list[int]] = {}
-    for report in result.reports:
-        if not report.valid:
-            left_out.setdefault(report.reason, []).append(report.client)
-    diverged = [client for clients in left_out.values() for client in clients]
-    everyone = len(diverged) == len(result.reports)
-    for reason, clients in left_out.items() if not everyone else ():
-        observer.said(f"round {t + 1}: left out, {reason}: client {', '.join(map(str, clients))}")
-    if not result.aggregated:
-        observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
-    return {
-        "left_out": (before.get("left_out") or 0) + len(diverged),
-        "discarded_aggregates": (before.get("discarded_aggregates") or 0) + (not result.aggregated),
-        "diverged_in_round": t + 1 if everyone else None,
     }
 
 
