@@ -26,7 +26,7 @@ REFERENCES = {
     **{f"data set {name}": DATASETS[name].bibtex for name in DATASETS.names()},
 }
 
-WITHOUT = {"method local", "data set folder", "data set given", "data set npz"}
+WITHOUT = {"method local", "data set folder", "data set given", "data set npz", "data set sites"}
 """What there is nothing to cite for."""
 
 REQUIRED = {

@@ -36,9 +36,9 @@ class Registry(Generic[Row]):
         names = [*self._rows, *self._later, *(point.name for point in entry_points(group=f"fedmate.{self.kind}"))]
         return sorted(set(names))
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         """Tell whether there is a row called `name`; asking other packages takes long, so built-in rows come first."""
-        return name in self._rows or name in self.names()
+        return isinstance(name, str) and (name in self._rows or name in self.names())
 
     def __getitem__(self, name: str) -> Row:
         """Return the row called `name`, or raise `UserError`."""
