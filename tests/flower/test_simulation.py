@@ -223,7 +223,11 @@ def during(monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool], do: Callab
 
 
 def kill_a_worker() -> None:
-    workers = [folder for folder in with_mark(os.environ[MARK]) if is_worker(folder)]
+    deadline = time.monotonic() + 20
+    # A worker takes its name a moment after it has begun.
+    while not (workers := [folder for folder in with_mark(os.environ[MARK]) if is_worker(folder)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     os.kill(int(workers[0].name), signal.SIGKILL)
 
 
