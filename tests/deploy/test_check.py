@@ -177,7 +177,7 @@ def test_a_server_of_another_authority_is_not_believed(superlink: str, folder: P
     keys.make_keys(tmp_path, ["localhost"], [])
     found = points(Link(superlink, tmp_path / "ca.crt", folder / "essen"))
     assert list(found) == ["superlink"]
-    assert "is not signed by the authority in `--root-certificates`" in found["superlink"].told
+    assert "nobody who is trusted here has signed its certificate: give its `ca.crt`" in found["superlink"].told
     assert SuperLink.asked == []
 
 

@@ -42,7 +42,7 @@ class Here(Courier):
         self.work, self.away = work, away
         self.home: Home = rebuild(work.folder, work.given)
 
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
         return {client: self._deliver(client, request) for client, request in requests.items()}
 
     def _deliver(self, client: int, request: Request) -> Answer | Fault:

@@ -19,7 +19,7 @@ from fedmate.experiment.config import Layer, resolve
 from fedmate.flower import courier as module
 from fedmate.flower.client import answer, introduce
 from fedmate.flower.courier import GridCourier, LostError
-from fedmate.flower.wire import Introduction, write_answer, write_site
+from fedmate.flower.wire import Introduction, write_answer, write_introduction
 from fedmate.sites.courier import Answer, Fault, Request
 from fedmate.sites.remote import Remote, TooFewError
 from fedmate.sites.site import Site
@@ -28,6 +28,7 @@ from fedmate.sites.store import SiteStore
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
 TOKEN = "ab" * 16
 NODES = {11: 0, 22: 1, 33: 2}
@@ -55,6 +56,7 @@ class Grid:
         self.sent, self.waiting = list[Message](), dict[str, Message]()
         self.nodes = dict(NODES)
         self.absent_until = dict[int, float]()
+        self.since = dict[int, str]()
         self.reply: Callable[[int, Message], RecordDict | Error | None] = lambda client, message: good(message)
         self.introduce: Callable[[int], RecordDict | Error | None] = lambda client: introduce(
             RecordDict(), {"partition-id": client}
@@ -62,8 +64,9 @@ class Grid:
         self.refused = set[int]()
         self.slow = dict[int, float]()
 
-    def get_node_ids(self) -> list[int]:
-        return [node for node in self.nodes if self.clock.now >= self.absent_until.get(node, 0.0)]
+    def get_nodes(self) -> list[NodeInfo]:
+        there = [node for node in self.nodes if self.clock.now >= self.absent_until.get(node, 0.0)]
+        return [NodeInfo(node_id=node, last_activated_at=self.since.get(node, "")) for node in there]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str | None]:
         return [self._push(message) for message in messages]
@@ -123,7 +126,7 @@ def grid(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Grid:
 
 
 def courier(grid: Grid, **changes: Any) -> GridCourier:
-    return GridCourier(grid, TOKEN, **{"patience": 60.0, "at_least": 3, **changes})
+    return GridCourier(grid, TOKEN, **{"patience": 60.0, **changes})
 
 
 def requests(*clients: int, kind: Any = "train") -> dict[int, Request]:
@@ -135,7 +138,7 @@ def requests(*clients: int, kind: Any = "train") -> dict[int, Request]:
 
 def test_each_client_gets_its_own_message_and_nodes_are_asked_once(grid: Grid, clock: Clock) -> None:
     ours, start = courier(grid), clock.now
-    found = ours.deliver(requests(2, 0))
+    found = ours.deliver(requests(2, 0), 2)
     # Nobody waits for a client that is not asked for.
     assert clock.now == start
     assert list(found) == [2, 0]
@@ -148,38 +151,38 @@ def test_each_client_gets_its_own_message_and_nodes_are_asked_once(grid: Grid, c
     }
     assert all(one.content["download"]["client"].data[0] == client for client, one in asked.items())
     assert {one.metadata.group_id for one in asked.values()} == {"5"}
-    ours.deliver(requests(1, kind="view"))
+    ours.deliver(requests(1, kind="view"), 1)
     assert grid.types()[5:] == ["evaluate"]
-    assert ours.deliver({}) == {}
+    assert ours.deliver({}, 1) == {}
 
 
 def test_a_node_that_was_away_is_asked_again_who_it_is(grid: Grid) -> None:
-    ours = courier(grid, at_least=1)
-    ours.deliver(requests(0, 1))
+    ours = courier(grid)
+    ours.deliver(requests(0, 1), 1)
     del grid.nodes[22]
-    assert ours.deliver(requests(0, 1))[1] == Fault("no node says that it is this client")
+    assert ours.deliver(requests(0, 1), 1)[1] == Fault("no node says that it is this client")
     grid.nodes[22], grid.sent[:] = 7, []
-    assert isinstance(ours.deliver(requests(0, 1))[1], Fault)
+    assert isinstance(ours.deliver(requests(0, 1), 1)[1], Fault)
     assert grid.types() == ["query", "train"]
     grid.nodes[44] = 1
-    assert isinstance(ours.deliver(requests(0, 1))[1], Answer)
+    assert isinstance(ours.deliver(requests(0, 1), 1)[1], Answer)
 
 
 def test_two_that_say_they_are_one_are_both_left_out(grid: Grid) -> None:
     grid.nodes[44] = 1
-    ours = courier(grid, at_least=1)
-    found = ours.deliver(requests(0, 1))
+    ours = courier(grid)
+    found = ours.deliver(requests(0, 1), 1)
     assert isinstance(found[0], Answer)
     assert found[1] == Fault("2 nodes say that they are this client")
     del grid.nodes[22]
-    assert isinstance(ours.deliver(requests(0, 1))[1], Answer)
+    assert isinstance(ours.deliver(requests(0, 1), 1)[1], Answer)
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (write_site(Fault("`site.toml` does not exist")), "`site.toml` does not exist"),
-        (write_site(Introduction(1, "0.0.0")), "client 1 runs fedmate 0.0.0, the server "),
+        (write_introduction(Fault("`site.toml` does not exist")), "`site.toml` does not exist"),
+        (write_introduction(Introduction(1, "0.0.0")), "client 1 runs fedmate 0.0.0, the server "),
         (RecordDict(), "introduction refused, the message does not hold `site`"),
         (Error(2, "ImportError\nTraceback"), "Flower reports: ImportError)"),
         (None, "no answer in 60 s"),
@@ -188,26 +191,26 @@ def test_two_that_say_they_are_one_are_both_left_out(grid: Grid) -> None:
 def test_a_node_that_cannot_say_who_it_is_is_asked_again_next_time(
     grid: Grid, said: RecordDict | Error | None, reason: str
 ) -> None:
-    ours, usual = courier(grid, at_least=2), grid.introduce
+    ours, usual = courier(grid), grid.introduce
     grid.introduce = lambda client: said if client == 1 else usual(client)
-    found = ours.deliver(requests(0, 1, 2))
+    found = ours.deliver(requests(0, 1, 2), 2)
     assert isinstance(found[0], Answer)
     assert isinstance(found[1], Fault)
     assert found[1].reason.startswith(f"no node says that it is this client (one says: {reason}")
     grid.introduce = usual
-    assert isinstance(ours.deliver(requests(0, 1, 2))[1], Answer)
+    assert isinstance(ours.deliver(requests(0, 1, 2), 3)[1], Answer)
 
 
 def test_enough_nodes_are_waited_for_and_no_more(grid: Grid, clock: Clock) -> None:
     grid.absent_until = {11: 130.0, 22: 120.0, 33: 1e9}
-    found = courier(grid, at_least=2).deliver(requests(0, 1, 2))
+    found = courier(grid).deliver(requests(0, 1, 2), 2)
     assert [isinstance(one, Answer) for one in found.values()] == [True, True, False]
     assert 130 <= clock.now < 135
 
 
 def test_patience_with_nodes_that_do_not_come_ends(grid: Grid, clock: Clock) -> None:
     grid.nodes.clear()
-    found = courier(grid).deliver(requests(0, 1))
+    found = courier(grid).deliver(requests(0, 1), 1)
     assert set(found.values()) == {Fault("no node says that it is this client")}
     assert 160 <= clock.now < 165
 
@@ -218,7 +221,7 @@ def test_patience_with_nodes_that_do_not_come_ends(grid: Grid, clock: Clock) -> 
 def test_silence_and_errors_are_faults_and_the_others_count(grid: Grid, clock: Clock) -> None:
     odd: dict[int, Any] = {0: None, 1: Error(5, "Node\x1b is unavailable\nTraceback (most recent call last):")}
     grid.reply = lambda client, message: odd.get(client, good(message))
-    found = courier(grid).deliver(requests(0, 1, 2))
+    found = courier(grid).deliver(requests(0, 1, 2), 3)
     assert found[0] == Fault("no answer in 60 s")
     assert found[1] == Fault("Flower reports: Node? is unavailable")
     assert isinstance(found[2], Answer)
@@ -228,9 +231,9 @@ def test_silence_and_errors_are_faults_and_the_others_count(grid: Grid, clock: C
 def test_the_next_answer_is_waited_for_not_the_last(grid: Grid, clock: Clock) -> None:
     """Or many clients on few cores would be late for no fault of theirs."""
     ours = courier(grid, patience=50.0)
-    ours.deliver(requests(0, 1, 2))
+    ours.deliver(requests(0, 1, 2), 3)
     grid.slow, start = {11: clock.now + 45, 22: clock.now + 90, 33: clock.now + 200}, clock.now
-    found = ours.deliver(requests(0, 1, 2))
+    found = ours.deliver(requests(0, 1, 2), 3)
     assert [isinstance(one, Answer) for one in found.values()] == [True, True, False]
     assert clock.now - start == pytest.approx(140, abs=3)
     # No message expires while somebody waits for its answer.
@@ -239,9 +242,9 @@ def test_the_next_answer_is_waited_for_not_the_last(grid: Grid, clock: Clock) ->
 
 def test_a_message_that_flower_does_not_take_is_a_fault(grid: Grid, clock: Clock) -> None:
     ours = courier(grid)
-    ours.deliver(requests(0, 1, 2))
+    ours.deliver(requests(0, 1, 2), 3)
     grid.refused, start = {22}, clock.now
-    found = ours.deliver(requests(0, 1, 2))
+    found = ours.deliver(requests(0, 1, 2), 3)
     assert found[1] == Fault("Flower did not take the message")
     assert isinstance(found[2], Answer)
     assert clock.now == start
@@ -258,9 +261,72 @@ def test_an_answer_to_something_else_is_nobodys(grid: Grid) -> None:
         return replies
 
     grid.pull_messages = pull  # type: ignore[method-assign]
-    found = courier(grid).deliver(requests(0, 1, 2))
+    found = courier(grid).deliver(requests(0, 1, 2), 3)
     assert found[1] == Fault("no answer in 60 s")
     assert isinstance(found[0], Answer)
+
+
+def test_an_answer_that_flower_cannot_unpack_spoils_nobody_elses(grid: Grid) -> None:
+    usual, asked = grid.pull_messages, dict[str, Message]()
+
+    def pull(message_ids: Iterable[str]) -> list[Message]:
+        asked.update({number: grid.waiting[number] for number in message_ids})
+        kinds = {(asked[number].metadata.message_type, asked[number].metadata.dst_node_id) for number in message_ids}
+        if ("train", 22) in kinds:
+            raise ValueError("Error parsing message")
+        return usual(message_ids)
+
+    grid.pull_messages = pull  # type: ignore[method-assign]
+    found = courier(grid).deliver(requests(0, 1, 2), 3)
+    assert found[1] == Fault("answer refused, it cannot be unpacked (ValueError)")
+    assert [isinstance(found[client], Answer) for client in (0, 2)] == [True, True]
+
+
+def test_a_node_that_comes_back_has_lost_what_it_was_asked(grid: Grid, clock: Clock) -> None:
+    ours = courier(grid, patience=600.0)
+
+    def leave(client: int, message: Message) -> RecordDict | None:
+        if message.metadata.dst_node_id != 22:
+            return good(message)
+        grid.since[22], grid.nodes[22] = "later", 7
+        return None
+
+    grid.reply = leave
+    found = ours.deliver(requests(0, 1, 2), 3)
+    assert found[1] == Fault("it was away in between, and what it had been asked is lost")
+    assert isinstance(found[2], Answer)
+    assert clock.now < 105
+    # It may have come back as somebody else.
+    assert ours.deliver(requests(0, 1), 1)[1] == Fault("no node says that it is this client")
+
+
+def test_what_was_answered_before_a_node_went_away_counts(grid: Grid, clock: Clock) -> None:
+    ours = courier(grid)
+    ours.deliver(requests(0, 1, 2), 3)
+    grid.slow = {22: clock.now + 5}
+    present = grid.get_nodes
+
+    def get_nodes() -> list[NodeInfo]:
+        if clock.now >= grid.slow[22]:
+            grid.since[22] = "later"
+        return present()
+
+    grid.get_nodes = get_nodes  # type: ignore[method-assign]
+    assert isinstance(ours.deliver(requests(0, 1, 2), 3)[1], Answer)
+
+
+def test_a_node_that_is_busy_is_waited_for_until_it_says_who_it_is(grid: Grid, clock: Clock) -> None:
+    grid.slow = {22: clock.now + 120}
+    found = courier(grid, patience=600.0).deliver(requests(0, 1, 2), 2)
+    assert isinstance(found[1], Answer)
+    assert clock.now < 225
+
+
+def test_a_node_that_is_not_needed_is_waited_for_a_little_only(grid: Grid, clock: Clock) -> None:
+    grid.nodes[44], grid.slow = 9, {44: 1e9}
+    found = courier(grid, patience=600.0).deliver(requests(0, 1, 2), 3)
+    assert all(isinstance(one, Answer) for one in found.values())
+    assert 160 <= clock.now < 165
 
 
 def test_an_error_in_a_simulation_ends_it(grid: Grid) -> None:
@@ -271,11 +337,11 @@ def test_an_error_in_a_simulation_ends_it(grid: Grid) -> None:
         odd = {2: Error(0, f"<class 'ray.exceptions.{raised}")}
         grid.reply = partial(lambda odd, client, message: odd.get(client, good(message)), odd)
         with pytest.raises(LostError) as lost:
-            courier(grid, alive=lambda: True).deliver(requests(0, 1, 2))
+            courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
         assert str(lost.value) == f"a worker process of the simulation has died or failed ({cause})"
     # A client's own fault does not.
     grid.reply = lambda client, message: write_answer(Fault("ValueError: odd")) if client == 2 else good(message)
-    found = courier(grid, alive=lambda: True).deliver(requests(0, 1, 2))
+    found = courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
     assert found[2] == Fault("ValueError: odd")
     assert isinstance(found[1], Answer)
 
@@ -283,18 +349,19 @@ def test_an_error_in_a_simulation_ends_it(grid: Grid) -> None:
 def test_a_simulation_that_ended_is_not_waited_for(grid: Grid, clock: Clock) -> None:
     grid.reply = lambda client, message: None
     with pytest.raises(LostError, match="the simulation has ended by itself"):
-        courier(grid, alive=lambda: clock.now < 105).deliver(requests(0))
+        courier(grid, alive=lambda: clock.now < 105).deliver(requests(0), 1)
     assert clock.now < 106
 
 
-@pytest.mark.parametrize("call", ["get_node_ids", "push_messages", "pull_messages"])
+@pytest.mark.parametrize("call", ["get_nodes", "push_messages", "pull_messages"])
 def test_a_grid_that_fails_is_lost(grid: Grid, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
+        monkeypatch.setattr(grid, "get_nodes", fail)
         raise OSError("All connection attempts failed\nand more")
 
     monkeypatch.setattr(grid, call, fail)
     with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
-        courier(grid).deliver(requests(0))
+        courier(grid).deliver(requests(0), 1)
 
 
 # -------------------- a whole round over the grid

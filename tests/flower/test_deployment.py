@@ -117,7 +117,7 @@ class Direct(Courier):
     def __init__(self, place: Place, config: Mapping[str, Any], token: str) -> None:
         self.place, self.config, self.token = place, config, token
 
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
         return {client: self._site_answers(client, request) for client, request in requests.items()}
 
     def _site_answers(self, client: int, request: Request) -> Answer:
@@ -170,13 +170,16 @@ def federation(place: Place) -> Iterator[Federation]:
     ]
     folder = place.app.parent / "federation"
     folder.mkdir()
+    # What is started is ended, also if the tests are told to end.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Federation(folder, configs) as started:
         yield started
     assert started.alive() == []
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
-def story(place: Place, federation: Federation) -> Story:
+def story(place: Place, federation: Federation, request: pytest.FixtureRequest) -> Story:
     run, victim = place.app.parent / "run", SITES - 1
     config = {**CONFIG, "out": str(run)}
     federation.run("first", place.app, config)
@@ -184,6 +187,8 @@ def story(place: Place, federation: Federation) -> Story:
     federation.kill_node(victim)
     kept = place.state(run, victim) / "state.safetensors"
     killed = kept.read_bytes()
+    # The SuperLink takes the site for online for some time more; something else can be done meanwhile.
+    request.getfixturevalue("reference")
     federation.supervise_node(victim)
     restarted = kept.read_bytes()
     wait_for(lambda: any(place.last_round(run, client) == 3 for client in range(SITES)), LONG, "round 3 has begun")

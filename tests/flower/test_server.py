@@ -20,6 +20,7 @@ from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.record import Record
 from fedmate.flower import node, server
 from fedmate.flower.backend import Work
+from fedmate.flower.courier import LostError
 from fedmate.flower.node import open_site
 from fedmate.flower.server import conduct, over
 from fedmate.sites.courier import Answer, Courier, Fault, Request
@@ -70,7 +71,7 @@ class Nodes(Courier):
         self.answers = list[tuple[Request, Answer]]()
         self.spoil: Callable[[int, Request], Fault | None] = lambda client, request: None
 
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
         return {client: self._deliver(client, request) for client, request in requests.items()}
 
     def _deliver(self, client: int, request: Request) -> Answer | Fault:
@@ -274,6 +275,25 @@ def test_a_server_that_was_stopped_goes_on_where_it_was(app: App) -> None:
     assert app.couriers[1].work.experiment == app.couriers[2].work.experiment
 
 
+def test_it_goes_on_with_the_patience_that_its_file_has_now(app: App) -> None:
+    app.spoil = lambda client, request: Fault("away")
+    app.fail("dealt", app.folder / "out")
+    file, app.spoil = app.folder / "dealt.toml", lambda client, request: None
+    usual = file.read_text()
+    file.write_text(f"patience = 50\nmin_clients = 4\n{usual}")
+    assert app.fail("dealt", app.folder / "out") == (
+        "`min_clients` is 4, but there are 3 clients; set it to that at most."
+    )
+    file.write_text(f"patience = 50\nmin_clients = 2\n{usual}")
+    app.run("dealt", app.folder / "out")
+    assert [(one.work.patience, one.work.min_clients) for one in app.couriers] == [(600.0, 1), (50.0, 2)]
+
+
+def test_a_share_of_a_data_set_is_kept_as_private(app: App) -> None:
+    app.run("dealt", app.folder / "out", set_="rounds=1")
+    assert (app.folder / "states").stat().st_mode & 0o077 == 0
+
+
 def test_a_finished_run_is_left_alone(app: App) -> None:
     app.run("dealt", app.folder / "out", set_="rounds=1")
     before = content(app.folder / "out")
@@ -342,15 +362,36 @@ def reached(grid: FakeGrid, tmp_path: Path, patience: float = 60.0) -> tuple[Any
 def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.0)
     courier, said = reached(FakeGrid(0, 1, 1, 3), tmp_path)
-    assert said.splitlines() == [f"{n} of 3 clients are connected; waiting up to 60 s." for n in (0, 1)]
+    assert said.splitlines() == [f"{n} of 3 nodes are connected; waiting up to 60 s." for n in (0, 1)]
     # Later rounds begin without those that have left.
-    assert (courier.at_least, courier.patience, courier._alive) == (1, 60.0, None)
+    assert (courier.patience, courier._alive) == (60.0, None)
+
+
+def test_a_superlink_that_is_gone_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = FakeGrid(0)
+    monkeypatch.setattr(grid, "get_node_ids", lambda: 1 / 0)
+    with pytest.raises(LostError, match=r"^Flower cannot be reached \(ZeroDivisionError: division by zero\)$"):
+        reached(grid, tmp_path)
 
 
 def test_those_that_do_not_come_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.01)
-    courier, _ = reached(FakeGrid(2), tmp_path, patience=0.05)
-    assert courier.at_least == 1
+    courier, said = reached(FakeGrid(2), tmp_path, patience=0.05)
+    assert courier.patience == 0.05
+    assert said.splitlines() == ["2 of 3 nodes are connected; waiting up to 0 s."]
+
+
+def test_a_run_that_goes_on_waits_a_little_only_for_more_than_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PAUSE", 0.01)
+    monkeypatch.setattr(server, "LATECOMERS", 0.05)
+    text = io.StringIO()
+    with over(FakeGrid(0, 1), Console(file=text, width=140))(work(tmp_path, 600.0)._replace(done=2)):
+        told = [line.partition(" nodes")[0] for line in text.getvalue().splitlines()]
+        assert told == ["0 of 3", "1 of 3"]
+    with over(FakeGrid(0, 1, 3), Console(file=text, width=140))(work(tmp_path, 600.0)) as courier:
+        assert courier is not None
 
 
 def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(
@@ -358,7 +399,7 @@ def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(
 ) -> None:
     monkeypatch.setattr(server, "START", -1.0)
     courier, _ = reached(InMemoryGrid(3), tmp_path)
-    assert (courier.at_least, courier._alive is None) == (3, False)
+    assert courier._alive()
     for nodes in (2, 20):
         grid = InMemoryGrid(nodes)
         with pytest.raises(UserError, match=rf"has {nodes} nodes, but .* 3 clients; .* num-supernodes=3`\.$"):

@@ -27,12 +27,12 @@ from fedmate.flower.wire import (
     WireError,
     check_query,
     read_answer,
+    read_introduction,
     read_request,
-    read_site,
     sentence,
     write_answer,
+    write_introduction,
     write_request,
-    write_site,
 )
 from fedmate.sites.courier import Answer, Fault, Kind, Request
 from fedmate.sites.site import Site
@@ -112,8 +112,8 @@ def test_views_arrive_as_they_were() -> None:
 def test_a_fault_and_an_introduction_arrive_as_they_were() -> None:
     for request in (Request("train", 0, False, {}), Request("view", 0, True, {})):
         assert read_answer(carried(write_answer(Fault("out of paper"))), request) == Fault("out of paper")
-    assert read_site(carried(write_site(Fault("no such folder")))) == Fault("no such folder")
-    assert read_site(carried(write_site(Introduction(4, "0.1.0")))) == Introduction(4, "0.1.0")
+    assert read_introduction(carried(write_introduction(Fault("no such folder")))) == Fault("no such folder")
+    assert read_introduction(carried(write_introduction(Introduction(4, "0.1.0")))) == Introduction(4, "0.1.0")
     check_query(carried(RecordDict()))
 
 
@@ -278,7 +278,7 @@ def test_an_introduction_that_is_none_is_named() -> None:
         ({"partition": 1, "fedmate": "0", "samples": 12}, "`site` holds `samples`"),
     ]:
         with pytest.raises(WireError, match=reason):
-            read_site(RecordDict({"site": ConfigRecord(fields)}))
+            read_introduction(RecordDict({"site": ConfigRecord(fields)}))
     with pytest.raises(WireError, match="the message holds `x`"):
         check_query(RecordDict({"x": ConfigRecord({})}))
 
@@ -404,11 +404,11 @@ def test_what_a_virtual_client_says_may_be_read_by_its_server(site: Site) -> Non
 def test_a_node_says_which_client_it_is() -> None:
     from fedmate import __version__
 
-    assert read_site(introduce(RecordDict(), {"partition-id": 3})) == Introduction(3, __version__)
+    assert read_introduction(introduce(RecordDict(), {"partition-id": 3})) == Introduction(3, __version__)
     for config in ({}, {"partition-id": "3"}, {"partition-id": -1}, {"partition-id": True}):
-        found = read_site(introduce(RecordDict(), config))
+        found = read_introduction(introduce(RecordDict(), config))
         assert isinstance(found, Fault)
         assert found.reason.startswith("a node's `partition-id` is ")
-    assert read_site(introduce(RecordDict({"x": ConfigRecord({})}), {"partition-id": 3})) == Fault(
+    assert read_introduction(introduce(RecordDict({"x": ConfigRecord({})}), {"partition-id": 3})) == Fault(
         "the message holds `x`, which is not declared"
     )

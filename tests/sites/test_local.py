@@ -242,3 +242,9 @@ def test_what_is_made_of_the_data_stays_with_the_site_and_is_its_owners_alone(tm
     (tmp_path / "state").write_text("a file")
     with pytest.raises(UserError, match="`state` cannot be made"):
         load_data(site, experiment())
+
+
+def test_the_state_folder_is_private_whatever_reads_the_data(tmp_path: Path) -> None:
+    site = read_site(write(tmp_path, '[data]\nloader = "digits"\n'))
+    load_data(site, experiment(classes=list("0123456789"), shape=[1, 8, 8]))
+    assert site.state.stat().st_mode & 0o077 == 0

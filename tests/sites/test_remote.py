@@ -29,7 +29,7 @@ METHODS = ("fedavg", "fedmate_plus", "fedpac", "scaffold", "ditto", "fedbabu", "
 
 
 @cache
-def built(method: str) -> Built:
+def built(method: str, learning_rate: float = 0.02) -> Built:
     values = {
         "seed": 3,
         "rounds": 3,
@@ -37,7 +37,7 @@ def built(method: str) -> Built:
         "device": "cpu",
         "backend": "sequential",
         "partition": {"name": "share", "clients": CLIENTS},
-        "training": {"epochs": 1},
+        "training": {"epochs": 1, "learning_rate": learning_rate},
         "method": {"name": method, **({"cft": "period:2"} if method.startswith("fedmate") else {})},
     }
     return build(resolve([Layer("test", values)]))
@@ -48,7 +48,7 @@ class Loop(Courier):
 
     def __init__(self, ready: Built, folder: Path) -> None:
         self.ready, self.folder = ready, folder
-        self.requests, self.answers = list[tuple[int, Request]](), list[Answer]()
+        self.requests, self.answers, self.wanted = list[tuple[int, Request]](), list[Answer](), list[int]()
         self.change: Callable[[int, Answer], Answer | Fault] = lambda _, answer: answer
 
     def site(self, client: int) -> Site:
@@ -58,7 +58,8 @@ class Loop(Courier):
         data, key = federation.clients[client], make_key(3)
         return Site(client, CLIENTS, self.ready.method, data, federation.test, key, store, lambda: "now")
 
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
+        self.wanted.append(wanted)
         return {client: self._deliver(client, request) for client, request in requests.items()}
 
     def _deliver(self, client: int, request: Request) -> Answer | Fault:
@@ -73,12 +74,17 @@ def carried(message: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def rounds(backend: Backend, ready: Built, evaluate: bool = False) -> list[RoundResult]:
-    params, key = ready.method.setup.model.init_params(), fold(make_key(3), "server")
-    server, results = ready.method.init_server(params, CLIENTS, key), []
+    server, results = start(ready), list[RoundResult]()
     for t, participants in enumerate(PARTICIPANTS):
-        results.append(backend.run_round(server, Round(t, participants, evaluate)))
+        # Evaluation takes most of the time, and the last one shows what came of every round.
+        is_evaluated = evaluate and t == len(PARTICIPANTS) - 1
+        results.append(backend.run_round(server, Round(t, participants, is_evaluated)))
         server = results[-1].server
     return results
+
+
+def start(ready: Built) -> Tree:
+    return ready.method.init_server(ready.method.setup.model.init_params(), CLIENTS, fold(make_key(3), "server"))
 
 
 def without_diagnostics(server: Tree) -> Tree:
@@ -99,6 +105,19 @@ def test_sites_give_the_numbers_of_the_reference(method: str, tmp_path: Path) ->
             assert (one.views[name] is None) == (view is None)
             if view is not None:
                 assert_close(one.views[name].accuracies, view.accuracies, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
+def test_clients_that_diverge_have_answered(tmp_path: Path) -> None:
+    """As in the reference the round goes on with nobody, and it is for the run to say that all have diverged."""
+    ready = built("fedavg", 1e300)
+    expected = Sequential(ready.method, ready.federation, make_key(3)).run_round(start(ready), Round(0, (0, 1), False))
+    courier = Loop(ready, tmp_path)
+    remote = Remote(ready.method, ready.federation, make_key(3), courier, min_clients=2)
+    found = remote.run_round(start(ready), Round(0, (0, 1), False))
+    assert [report.valid for report in found.reports] == [False, False]
+    # As texts, for NaN is unlike itself.
+    assert str(found.reports) == str(expected.reports)
+    assert len(courier.requests) == 2
 
 
 def test_what_crosses_is_what_the_wire_names_and_the_declared_metrics(tmp_path: Path) -> None:
@@ -190,6 +209,8 @@ def test_too_few_answers_ask_again_and_then_stop(tmp_path: Path) -> None:
     server = ready.method.init_server(params, CLIENTS, make_key(0))
     found = backend.run_round(server, Round(0, (0, 1, 3), evaluate=False))
     assert sorted(asked) == [0, 1, 1, 3, 3]
+    # One of the two has answered: a second attempt need not wait for more than one.
+    assert courier.wanted == [2, 1]
     # Asked twice, sites began from the same state twice.
     expected = Sequential(ready.method, ready.federation, make_key(3)).run_round(server, Round(0, (0, 1, 3), False))
     assert_close(flatten(found.server), flatten(expected.server), rtol=0, atol=0)

@@ -27,6 +27,10 @@ class RefusedError(FedmateError):
     """An upload that is left out of its round, and why."""
 
 
+class NotFiniteError(RefusedError):
+    """An upload in the right form, of a client that has diverged."""
+
+
 def is_sound(upload: Tree, loss: Tensor) -> Tensor:
     """Tell, on the device, whether an upload and the loss it came with can be built on.
 
@@ -55,9 +59,6 @@ def admit(sent: Mapping[str, Tensor], like: Tree) -> Tree:
         upload = fit_to(dict(sent), like)
     except DamagedError as error:
         raise RefusedError(str(error)) from None
-    for path, leaf in flatten(upload).items():
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            raise RefusedError(f"`{path}` is not finite")
     for name in COUNTS:
         if name in upload and bool((upload[name] < 0).any()):
             raise RefusedError(f"`{name}` is negative")
@@ -65,4 +66,7 @@ def admit(sent: Mapping[str, Tensor], like: Tree) -> Tree:
             raise RefusedError(f"`{name}` is larger than anybody's")
     if all(name in upload for name in COUNTS) and not bool(_agree(upload)):
         raise RefusedError("`class_counts` do not add up to `num_samples`")
+    for path, leaf in flatten(upload).items():
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise NotFiniteError(f"`{path}` is not finite")
     return upload

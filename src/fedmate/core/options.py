@@ -7,7 +7,10 @@ the configuration file and a call from Python check it in one place.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fedmate.errors import UserError
@@ -65,9 +68,10 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def options_of(cls: type) -> dict[str, dataclasses.Field[Any]]:
+@functools.cache
+def options_of(cls: type) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the fields of `cls` that were declared with `option`, by name."""
-    return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
+    return MappingProxyType({f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata})
 
 
 def check_options(section: str, cls: type, values: dict[str, Any]) -> None:

@@ -20,6 +20,9 @@ SOON = 30
 MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
 """How many seconds a site's clock may be off: a SuperLink refuses signatures from the future, and old ones."""
 
+TOLD = 2.0
+"""From how many seconds on a difference is told: the SuperLink says what time it is in whole ones."""
+
 
 class Point(NamedTuple):
     """One thing that has to be in order.
@@ -93,6 +96,8 @@ def _link(link: Link) -> Iterator[Point]:
 
 def _clock(behind: float) -> Point:
     is_fine = -MOST_AHEAD < behind < MOST_BEHIND
+    if abs(behind) < TOLD:
+        return Point("clock", True, "this machine's clock agrees with the SuperLink's")
     where = "behind" if behind > 0 else "ahead of"
     told = f"this machine's clock is {abs(behind):.0f} s {where} the SuperLink's"
     return Point("clock", is_fine, told if is_fine else f"{told}, which then refuses its signatures; set it right")
@@ -102,7 +107,9 @@ def _key(link: Link, path: Path) -> Point:
     need_cryptography()
     if is_registered(link.superlink, link.root_certificates, read_key(path)):
         return Point("key", True, f"`{path}` is registered")
-    hint = f"have `flwr supernode register {path.name}.pub deploy` run at the server"
+    hint = (
+        f"have `flwr supernode register {path.name}.pub deploy` run at the server; one that was removed needs a new key"
+    )
     return Point("key", False, f"`{path}` is not registered; {hint}")
 
 

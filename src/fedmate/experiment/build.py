@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedmate.backends import BACKENDS, Backend
+from fedmate.components.calibration import Calibrated
 from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
 from fedmate.core.flops import count_flops
 from fedmate.core.serialise import fit_to
 from fedmate.errors import UserError
 from fedmate.experiment.card import Card
-from fedmate.experiment.config import Experiment
+from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.deal import Deal, deal, federate
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.flower.backend import Flower
@@ -88,11 +89,8 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
             f"`holdout_clients` is {general.holdout_clients}, but on the back end `{name}` newcomers are met only by "
             "`fedmate adapt`; set it to 0, or use another back end."
         )
-    if BACKENDS[name].is_remote and general.min_clients > len(federation.clients):
-        raise UserError(
-            f"`min_clients` is {general.min_clients}, but there are {len(federation.clients)} clients; set it to that "
-            "at most."
-        )
+    if BACKENDS[name].is_remote:
+        check_min_clients(general, len(federation.clients))
     reason = BACKENDS[name].refusal(method, federation, general.precision)
     if reason is not None:
         notes.append(f"the back end `{name}` cannot run this model ({reason}): clients run one after the other.")
@@ -189,15 +187,37 @@ def _make_model(experiment: Experiment, card: Card, given: Given) -> Model:
 
 
 def _calibration_notes(method: Method, federation: Federation) -> list[str]:
-    """Say it if prior calibration leaves clients nothing to learn."""
-    if method.adjustment(federation.clients[0]) is None:
+    """Say it if prior calibration leaves clients nothing to learn, or if an option of it changes nothing."""
+    if not isinstance(method, Calibrated):
         return []
+    if not method.calibration:
+        ignored = "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
+        return [ignored] * bool(method.absent_share)
+    ignored = "`method.own_prior` is on beside `method.calibration`, which does the same: it changes nothing."
+    return [ignored] * method.own_prior + _single_class_notes(method, federation)
+
+
+def _single_class_notes(method: Calibrated, federation: Federation) -> list[str]:
     alone = sum(int((class_counts(data, federation.num_classes) > 0).sum()) == 1 for data in federation.clients)
-    whom = "all clients hold" if alone == len(federation.clients) else f"{alone} clients hold"
+    whom = "1 client holds" if alone == 1 else f"{alone} clients hold"
+    if alone == len(federation.clients):
+        whom = "all clients hold"
+    # Where classes that a client lacks count as rare, it learns that it does not hold them.
+    nothing = (
+        "" if method.absent_share else "class shares explain every label, so that cross-entropy teaches nothing, and "
+    )
     return [
-        f"`method.calibration` is on, and {whom} one class: their class shares explain everything, so that they learn "
-        "nothing, and their `own` accuracy is 100 % whatever the model is."
+        f"`method.calibration` is on, and {whom} one class: there {nothing}`own` accuracy is 100 % whatever the model "
+        "is."
     ] * bool(alone)
+
+
+def check_min_clients(general: General, clients: int) -> None:
+    """Raise `UserError` if a round needs more answers than there are clients."""
+    if general.min_clients > clients:
+        raise UserError(
+            f"`min_clients` is {general.min_clients}, but there are {clients} clients; set it to that at most."
+        )
 
 
 def _notes(experiment: Experiment, federation: Federation) -> list[str]:

@@ -59,7 +59,7 @@ class General:
         1, "clients that must answer for a round to count, where they live elsewhere", Limits(at_least=1), is_later=True
     )
     patience: float = option(
-        600.0, "seconds to wait for an answer, where clients live elsewhere", Limits(above=0), is_later=True
+        600.0, "seconds to wait for the next answer, where clients live elsewhere", Limits(above=0), is_later=True
     )
     compile: bool = option(False, "let torch.compile fuse a GPU's training steps: for long runs without fused kernels")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedmate import storage
 from fedmate.core.serialise import DamagedError
 from fedmate.errors import DivergedError, UserError
-from fedmate.experiment.build import Built, build
+from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, Section, load_file, resolve
@@ -86,9 +86,9 @@ def resumed(request: Request, folder: Path) -> Iterator[list[Job]]:
     with ExitStack() as locks:
         jobs = [_reopen(place, request.given, locks) for place in folders]
         if request.describes:
-            _check_asked(request, folder, folders)
-            for job in jobs:
-                _wait_as_asked(job, request)
+            asked = _check_asked(request, folder, folders)
+            for job, one in zip(jobs, asked, strict=True):
+                _wait_as_asked(job, one, request)
         # What is refused changes nothing, so nothing is written before.
         yield [_note_environment(job) for job in jobs]
 
@@ -170,30 +170,35 @@ def _note_environment(job: Job) -> Job:
     return job._replace(notes=[*job.notes, note]) if changed else job
 
 
-def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> None:
-    """Refuse to go on with a run of another experiment than the one asked for."""
+def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> list[Experiment]:
+    """Return what is asked for of each run; refuse to go on with one of another experiment."""
     advice = "`--resume` needs no other words, and a new run needs `--out`"
     held = {place: stored_experiment(place) for place in folders}
     names = [experiment.method.name for experiment in held.values()]
     methods = request.methods or (names if request.base is None and len(names) > 1 else ())
+    wanted = []
     for place, experiment in held.items():
         # Without a file, what is said is said about the run as it is.
         base = request.base or load_file(place / "config.toml")
         asked = {one.method.name: one for one in compose(request._replace(base=base, methods=methods))}
         if {*asked} != {*names}:
             raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")
+        wanted.append(asked[experiment.method.name])
         found = _flat(experiment)
-        for key, value in _flat(asked[experiment.method.name]).items():
+        for key, value in _flat(wanted[-1]).items():
             decided = (key in ("backend", "device") and value == "auto") or key in LENIENT
             if not decided and found.get(key) != value:
                 raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")
+    return wanted
 
 
-def _wait_as_asked(job: Job, request: Request) -> None:
+def _wait_as_asked(job: Job, asked: Experiment, request: Request) -> None:
+    """Wait for clients as a file or a setting says now; what neither names stays as it was."""
     if job.built is not None and isinstance(job.built.backend, Flower):
-        for key in LENIENT:
-            if key in request.settings.values:
-                setattr(job.built.backend, key, request.settings.values[key])
+        named = request.settings.values.keys() | (set() if request.base is None else request.base.values.keys())
+        check_min_clients(asked.general, len(job.built.federation.clients))
+        for key in named & set(LENIENT):
+            setattr(job.built.backend, key, getattr(asked.general, key))
 
 
 def _flat(experiment: Experiment) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Work(NamedTuple):
         min_clients: how many must answer for a round to count.
         patience: seconds to wait for the next answer.
         given: data and a network that came from Python, and where data sets lie.
+        done: how many rounds the run has behind it.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Work(NamedTuple):
     min_clients: int
     patience: float
     given: Given
+    done: int = 0
 
 
 Reach: TypeAlias = Callable[[Work], AbstractContextManager[Courier]]
@@ -55,7 +57,7 @@ Reach: TypeAlias = Callable[[Work], AbstractContextManager[Courier]]
 class _Nobody(Courier):
     """Stands where a courier will be."""
 
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
         """Refuse."""
         raise RuntimeError("a courier is there only within `at_work`")
 
@@ -86,12 +88,16 @@ class Flower(Remote):
         self.patience = 600.0
         self.given = NOTHING
         self.reach: Reach = simulated
+        for name, value in (("chunk_size", chunk_size), ("compile", compile)):
+            if value:
+                self.notes.append(f"`{name}` is set, but each client is a process of its own on the back end `flower`.")
 
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:
         """Make clients reachable for the rounds of the run in `folder`."""
         clients = len(self.federation.clients)
-        work = Work(folder.absolute(), identity(folder), clients, self.min_clients, self.patience, self.given)
+        token, done = identity(folder), Checkpoint(folder).standing.round
+        work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.given, done)
         with self.reach(work) as courier:
             self.courier = courier
             try:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedmate import storage
 from fedmate.errors import FedmateError
-from fedmate.flower.wire import Introduction, WireError, check_query, read_request, sentence, write_answer, write_site
+from fedmate.flower.wire import (
+    Introduction,
+    WireError,
+    check_query,
+    read_request,
+    sentence,
+    write_answer,
+    write_introduction,
+)
 from fedmate.sites.courier import Answer, Fault, TellableError
 from fedmate.sites.site import Site
 
@@ -57,9 +65,9 @@ def introduce(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict
     """Return what a node says about itself."""
     try:
         check_query(content)
-        return write_site(_introduction(node_config))
+        return write_introduction(_introduction(node_config))
     except Exception as error:
-        return write_site(_fault(error, is_virtual=False))
+        return write_introduction(_fault(error, is_virtual=False))
 
 
 def _answer(content: RecordDict, open_site: Opener) -> Answer:

@@ -6,21 +6,21 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from fedmate.errors import StoppedError
-from fedmate.flower.wire import Introduction, Order, WireError, read_answer, read_site, sentence, write_request
+from fedmate.flower.wire import Introduction, Order, WireError, read_answer, read_introduction, sentence, write_request
 from fedmate.sites.courier import Answer, Courier, Fault, Request
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
     from flwr.serverapp import Grid
 
-QUERY_PATIENCE = 60.0
-"""Seconds to wait until a node says who it is; it has nothing to compute."""
-
 PAUSE = 1.0
-"""Seconds between looks for answers from elsewhere."""
+"""Seconds between looks for nodes and answers from elsewhere."""
+
+GRACE = 60.0
+"""Seconds for a node to say who it is, once all clients that are asked for are known."""
 
 BRIEF = 0.05
 """Seconds between looks for answers from this machine."""
@@ -37,12 +37,16 @@ class LostError(StoppedError):
     """A federation that cannot go on: a simulation has lost a worker or ended by itself, or Flower is not reached."""
 
 
+Replies: TypeAlias = dict[int, "RecordDict | Fault"]
+"""What came back, by node."""
+
+
 class _Exchange(NamedTuple):
-    """How messages travel: their type, what groups them, and how long to wait for the next answer."""
+    """How messages travel: their type, what groups them, and how long to wait for the next answer after others."""
 
     kind: str
     group: str
-    patience: float
+    patience: Callable[[Replies], float]
 
 
 @final
@@ -52,10 +56,9 @@ class GridCourier(Courier):
     Args:
         grid: Flower's.
         experiment: what tells the experiment from others.
-        patience: seconds to wait for the next answer; then those that are missing are given up.
-        at_least: for how many of the clients asked for to wait until there are nodes, within that patience.
-        alive: in a simulation, whether it still runs. There an error that is not a client's own means that a worker
-            died, whose messages Flower would lose from then on: `LostError`.
+        patience: seconds to wait for nodes, and for the next answer; then those that are missing are given up.
+        alive: in a simulation, whether it still runs. There everybody is waited for, and an error that is not a
+            client's own means that a worker died, whose messages Flower would lose from then on: `LostError`.
     """
 
     def __init__(
@@ -64,57 +67,65 @@ class GridCourier(Courier):
         experiment: str,
         *,
         patience: float,
-        at_least: int = 1,
         alive: Callable[[], bool] | None = None,
     ) -> None:
         """Know nobody yet."""
         self.grid, self.experiment = grid, experiment
-        self.patience, self.at_least, self._alive = patience, at_least, alive
+        self.patience, self._alive = patience, alive
         self._nodes: dict[int, Introduction | Fault] = {}
+        self._since: dict[int, str] = {}
 
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
         """Return what each client answered; what is not declared, late or an error is a fault."""
         if not requests:
             return {}
         first = next(iter(requests.values()))
-        found = self._find(requests)
+        found = self._find(requests, wanted if self._alive is None else len(requests))
         nodes = {client: node for client, node in found.items() if isinstance(node, int)}
         contents = {
             node: write_request(Order(self.experiment, client, requests[client])) for client, node in nodes.items()
         }
-        exchange = _Exchange("train" if first.kind == "train" else "evaluate", str(first.round + 1), self.patience)
-        replies = self._exchange(contents, exchange)
+        kind = "train" if first.kind == "train" else "evaluate"
+        replies = self._exchange(contents, _Exchange(kind, str(first.round + 1), lambda _: self.patience))
         answers: dict[int, Answer | Fault] = {c: fault for c, fault in found.items() if isinstance(fault, Fault)}
         answers |= {client: _read(replies[node], requests[client]) for client, node in nodes.items()}
         return {client: answers[client] for client in requests}
 
     # -------------------- who is who
 
-    def _find(self, clients: Collection[int]) -> dict[int, int | Fault]:
-        """Return the node of each client, once enough of them are there or patience has ended."""
+    def _find(self, clients: Collection[int], wanted: int) -> dict[int, int | Fault]:
+        """Return the node of each client, once as many as wanted are there or patience has ended."""
         # Who could not say who it is may know by now.
         self._nodes = {node: known for node, known in self._nodes.items() if isinstance(known, Introduction)}
         deadline = time.monotonic() + self.patience
         while True:
-            with _reached():
-                nodes = list(self.grid.get_node_ids())
-            self._meet(nodes)
+            self._meet(self._present(), clients)
             found = {client: self._node_of(client) for client in clients}
             there = sum(isinstance(node, int) for node in found.values())
-            if there >= min(self.at_least, len(found)) or time.monotonic() > deadline:
+            if there >= min(wanted, len(found)) or time.monotonic() > deadline:
                 return found
             self._rest()
 
-    def _meet(self, nodes: Collection[int]) -> None:
-        """Ask new nodes who they are, and forget those that have gone: they may come back as somebody else."""
+    def _present(self) -> dict[int, str]:
+        """Return since when each node is there that is there."""
+        with reached():
+            return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+
+    def _meet(self, nodes: Mapping[int, str], clients: Collection[int]) -> None:
+        """Ask new nodes who they are, and forget those that went: they may have come back as somebody else."""
         from flwr.app import RecordDict
 
-        self._nodes = {node: known for node, known in self._nodes.items() if node in nodes}
+        self._nodes = {node: known for node, known in self._nodes.items() if nodes.get(node) == self._since[node]}
+        self._since = dict(nodes)
         new = [node for node in nodes if node not in self._nodes]
-        # In a simulation the first to be asked have to be started.
-        patience = min(self.patience, QUERY_PATIENCE) if self._alive is None else self.patience
-        exchange = _Exchange("query", "query", patience)
-        replies = self._exchange({node: RecordDict() for node in new}, exchange)
+
+        def patience(replies: Replies) -> float:
+            # A node answers one message after the other, and who is needed may be training.
+            known = [*self._nodes.values(), *map(_introduced, replies.values())]
+            missing = {*clients} - {one.partition for one in known if isinstance(one, Introduction)}
+            return self.patience if missing else min(self.patience, GRACE)
+
+        replies = self._exchange({node: RecordDict() for node in new}, _Exchange("query", "query", patience))
         self._nodes |= {node: _introduced(reply) for node, reply in replies.items()}
 
     def _node_of(self, client: int) -> int | Fault:
@@ -130,34 +141,29 @@ class GridCourier(Courier):
 
     # -------------------- messages
 
-    def _exchange(self, contents: Mapping[int, RecordDict], how: _Exchange) -> dict[int, RecordDict | Fault]:
+    def _exchange(self, contents: Mapping[int, RecordDict], how: _Exchange) -> Replies:
         """Send a message to each node, and return what came back from it."""
         sent, replies = self._send(contents, how)
-        deadline = time.monotonic() + how.patience
-        while sent and time.monotonic() < deadline:
-            for reply in self._pull(sent):
-                # The sender may be the SuperLink, which tells of a node that has gone.
-                node = sent.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    replies[node] = self._open(reply)
-                    deadline = time.monotonic() + how.patience
+        last, patience = time.monotonic(), how.patience(replies)
+        while sent and time.monotonic() < last + patience:
+            for number, reply in self._replies(sent).items():
+                replies[sent.pop(number)] = reply
+                last, patience = time.monotonic(), how.patience(replies)
             if sent:
                 self._rest()
-        return replies | {node: Fault(f"no answer in {how.patience:g} s") for node in sent.values()}
+        return replies | {node: Fault(f"no answer in {patience:g} s") for node in sent.values()}
 
-    def _send(
-        self, contents: Mapping[int, RecordDict], how: _Exchange
-    ) -> tuple[dict[str, int], dict[int, RecordDict | Fault]]:
+    def _send(self, contents: Mapping[int, RecordDict], how: _Exchange) -> tuple[dict[str, int], Replies]:
         """Send messages; return the node of each by the message's number, and what could not be sent."""
         from flwr.app import Message
 
         sent: dict[str, int] = {}
-        refused: dict[int, RecordDict | Fault] = {}
-        ttl = how.patience * len(contents) + SLACK
+        refused: Replies = {}
+        ttl = self.patience * len(contents) + SLACK
         for node, content in contents.items():
             message = Message(content, node, how.kind, group_id=how.group, ttl=ttl)
             # One at a time: together they may be more than Flower takes.
-            with _reached():
+            with reached():
                 number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
                 refused[node] = Fault("Flower did not take the message")
@@ -165,9 +171,31 @@ class GridCourier(Courier):
                 sent[number] = node
         return sent, refused
 
-    def _pull(self, sent: Mapping[str, int]) -> list[Message]:
-        with _reached():
-            return list(self.grid.pull_messages(set(sent)))
+    def _replies(self, sent: Mapping[str, int]) -> dict[str, RecordDict | Fault]:
+        """Return what has come back, by the number of the message that it answers."""
+        if self._alive is not None:
+            with reached():
+                pulled = list(self.grid.pull_messages(set(sent)))
+            numbered = {reply.metadata.reply_to_message_id: reply for reply in pulled}
+            return {number: self._open(reply) for number, reply in numbered.items() if number in sent}
+        # Looked at first: what a node answered before it went away is still there.
+        present = self._present()
+        found = {number: reply for number in sent if (reply := self._pull(number)) is not None}
+        lost = Fault("it was away in between, and what it had been asked is lost")
+        returned = [
+            number for number, node in sent.items() if present.get(node, self._since[node]) != self._since[node]
+        ]
+        return {**dict.fromkeys(returned, lost), **found}
+
+    def _pull(self, number: str) -> RecordDict | Fault | None:
+        """Return what a node answered, if it did: one at a time, for one that Flower cannot unpack spoils the rest."""
+        try:
+            pulled = list(self.grid.pull_messages([number]))
+        except Exception as error:
+            # Either Flower is gone, which this says, or it is the message.
+            self._present()
+            return Fault(f"answer refused, it cannot be unpacked ({type(error).__name__})")
+        return next((self._open(one) for one in pulled if one.metadata.reply_to_message_id == number), None)
 
     def _open(self, reply: Message) -> RecordDict | Fault:
         if not reply.has_error():
@@ -190,7 +218,7 @@ def _cause(reason: str) -> str:
 
 
 @contextmanager
-def _reached() -> Iterator[None]:
+def reached() -> Iterator[None]:
     """Say in a sentence that a grid has failed; what it raises depends on its kind."""
     try:
         yield
@@ -217,7 +245,7 @@ def _introduced(reply: RecordDict | Fault) -> Introduction | Fault:
     if isinstance(reply, Fault):
         return reply
     try:
-        site = read_site(reply)
+        site = read_introduction(reply)
     except WireError as error:
         return Fault(f"introduction refused, {error}")
     except Exception as error:

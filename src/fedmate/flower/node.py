@@ -24,11 +24,10 @@ from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.export import describe
 from fedmate.experiment.given import NOTHING
 from fedmate.flower.settings import experiment_of
-from fedmate.flower.virtual import now
 from fedmate.sites.courier import TellableError
 from fedmate.sites.local import load_data, read_site
-from fedmate.sites.site import Site
-from fedmate.sites.store import SiteStore
+from fedmate.sites.site import Site, now
+from fedmate.sites.store import SiteStore, make_private
 
 VARIABLE = "FEDMATE_STATE"
 """The variable of the environment that names the folder for states."""
@@ -142,8 +141,8 @@ def _client(node_config: Mapping[str, Any], clients: int) -> int:
         )
     if nodes != clients:
         raise NodeError(
-            f"`num-partitions` of the node config is {nodes!r}, but the experiment has {clients} clients; set "
-            "`partition.clients` to as many as there are nodes, or leave it out."
+            f"`num-partitions` of the node config is {nodes!r}, but the experiment has {clients} clients; start "
+            f"the node with `num-partitions={clients}`, or without it."
         )
     return client
 
@@ -175,6 +174,7 @@ def _share(plan: Plan, node_config: Mapping[str, Any], client: int) -> Holding:
             "clients get a share; choose an experiment on `sites`, or start the node without it."
         )
     state = _path(node_config, "state") or expand(VARIABLE, os.environ.get(VARIABLE) or USUAL)
+    make_private(state)
     return Holding(plan.federation.clients[client], plan.federation.test, state)
 
 

@@ -31,12 +31,13 @@ IMPOSSIBLE = 0.0
 UNAUTHORISED = 401
 NOT_BEHIND_THE_GATE = (502, 503, 504)
 
+UNKNOWN_AUTHORITY = "nobody who is trusted here has signed its certificate: give its `ca.crt` as `--root-certificates`"
 REASONS = {
     9: "its certificate is not good yet: is the clock of one of the two wrong?",
     10: "its certificate has expired: the server needs another one (`fedmate deploy keys`)",
-    18: "its certificate is not signed by the authority in `--root-certificates`: is that the right `ca.crt`?",
-    19: "its certificate is not signed by the authority in `--root-certificates`: is that the right `ca.crt`?",
-    20: "its certificate is not signed by the authority in `--root-certificates`: is that the right `ca.crt`?",
+    18: UNKNOWN_AUTHORITY,
+    19: UNKNOWN_AUTHORITY,
+    20: UNKNOWN_AUTHORITY,
     62: "its certificate is for other names than this: use one of those that `fedmate deploy keys --server` was given",
     64: "its certificate is for other addresses than this: use one that `fedmate deploy keys --server` was given",
 }

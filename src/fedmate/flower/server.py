@@ -18,7 +18,7 @@ from fedmate.experiment.jobs import Job, resumed, started
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import run
 from fedmate.flower.backend import Flower, Reach, Work
-from fedmate.flower.courier import GridCourier
+from fedmate.flower.courier import PAUSE, GridCourier, reached
 from fedmate.flower.settings import request_of
 from fedmate.progress import Lines
 from fedmate.report.tables import comparison
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 WIDTH = 140
 """Of lines: Flower carries them elsewhere."""
 
-PAUSE = 1.0
-"""Seconds between looks for nodes."""
-
 START = 30.0
 """Seconds in which a simulation has all of its nodes."""
+
+LATECOMERS = 70.0
+"""Seconds to wait for more nodes once a run that goes on has enough: one that was killed is let in after a minute."""
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
@@ -67,28 +67,36 @@ def over(grid: Grid, console: Console) -> Reach:
 
     @contextmanager
     def reach(work: Work) -> Iterator[Courier]:
-        found = _wait(grid, work.clients, START if virtual else work.patience, console)
+        # A run that goes on may have lost a site for good.
+        enough = work.min_clients if work.done and not virtual else work.clients
+        found = _wait(grid, work.clients, enough, START if virtual else work.patience, console)
         if virtual and found != work.clients:
             raise UserError(
                 f"the simulation has {found} nodes, but the experiment has {work.clients} clients; set the number of "
                 f"nodes to that: `flwr run . local --federation-config num-supernodes={work.clients}`."
             )
         alive: Callable[[], bool] | None = (lambda: True) if virtual else None
-        at_least = work.clients if virtual else work.min_clients
-        yield GridCourier(grid, work.experiment, patience=work.patience, at_least=at_least, alive=alive)
+        yield GridCourier(grid, work.experiment, patience=work.patience, alive=alive)
 
     return reach
 
 
-def _wait(grid: Grid, wanted: int, patience: float, console: Console) -> int:
-    """Wait until there are as many nodes as wanted, or patience has ended; return how many there are."""
+def _wait(grid: Grid, wanted: int, enough: int, patience: float, console: Console) -> int:
+    """Wait until there are as many nodes as wanted, or patience has ended; return how many there are.
+
+    Once there are `enough`, the others get `LATECOMERS` seconds at most.
+    """
     deadline, told = time.monotonic() + patience, -1
     while True:
-        found = len(list(grid.get_node_ids()))
+        with reached():
+            found = len(list(grid.get_node_ids()))
         if found >= wanted or time.monotonic() > deadline:
             return found
+        if found >= enough > told:
+            deadline = min(deadline, time.monotonic() + LATECOMERS)
         if found != told:
-            console.out(f"{found} of {wanted} clients are connected; waiting up to {patience:g} s.", highlight=False)
+            left = max(0.0, deadline - time.monotonic())
+            console.out(f"{found} of {wanted} nodes are connected; waiting up to {left:.0f} s.", highlight=False)
             told = found
         time.sleep(PAUSE)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -57,11 +58,12 @@ def simulated(work: Work) -> Iterator[Courier]:
     with marked() as mark, _hushed():
         simulation = _Simulation(work, mark)
         try:
+            grid = simulation.grid()
+            _hear_again()
             yield GridCourier(
-                simulation.grid(),
+                grid,
                 work.experiment,
                 patience=work.patience,
-                at_least=work.clients,
                 alive=simulation.is_alive,
             )
         except BaseException as error:
@@ -155,6 +157,13 @@ def _hushed() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _hear_again() -> None:
+    """Give SIGTERM back to whom it was: Ray's core took it when it started, and would abort with a trace of its own."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 # -------------------- in a worker

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -17,7 +16,7 @@ from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
-from fedmate.sites.site import Site
+from fedmate.sites.site import Site, now
 from fedmate.sites.store import SITES, SiteStore
 
 
@@ -64,8 +63,3 @@ def rebuild(folder: Path, given: Given) -> Home:
     initial, note = Checkpoint(folder).initial()
     method = make_method(experiment, Card.from_dict(note), given, initial)
     return Home(folder, experiment, method, federate(experiment, deal(experiment, given)))
-
-
-def now() -> str:
-    """Say what time it is, for a log that is read far from here."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -129,7 +129,7 @@ def read_answer(content: RecordDict, request: Request) -> Answer | Fault:
     return Answer(_leaves("upload", content["upload"]), metrics)
 
 
-def write_site(site: Introduction | Fault) -> RecordDict:
+def write_introduction(site: Introduction | Fault) -> RecordDict:
     """Return what a node says about itself, or why it cannot, as records."""
     from flwr.app import ConfigRecord, RecordDict
 
@@ -138,7 +138,7 @@ def write_site(site: Introduction | Fault) -> RecordDict:
     return RecordDict({"site": ConfigRecord(site._asdict())})
 
 
-def read_site(content: RecordDict) -> Introduction | Fault:
+def read_introduction(content: RecordDict) -> Introduction | Fault:
     """Return what a node says about itself, or raise `WireError`."""
     from flwr.app import ConfigRecord
 

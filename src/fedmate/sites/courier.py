@@ -61,5 +61,10 @@ class Courier(ABC):
     """Brings requests to clients and answers back."""
 
     @abstractmethod
-    def deliver(self, requests: Mapping[int, Request]) -> dict[int, Answer | Fault]:
-        """Return what each client answered; one that did not has a fault, and none is missing."""
+    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
+        """Return what each client answered; one that did not has a fault, and none is missing.
+
+        Args:
+            requests: by client.
+            wanted: how many answers are needed: clients that are away are waited for until so many are there.
+        """

@@ -18,7 +18,6 @@ from typing import Any, final
 
 import numpy as np
 
-from fedmate import storage
 from fedmate.core import ClientData
 from fedmate.core.options import options_of
 from fedmate.datasets import DATASETS, Arrays, Dataset, Samples, hold_back
@@ -29,9 +28,7 @@ from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
 from fedmate.experiment.deal import random_of, ready
-
-PRIVATE = 0o700
-"""The mode of a folder that is its owner's alone."""
+from fedmate.sites.store import make_private
 
 KEYS = ("state", "data")
 NOT_HERE = ("given", "sites")
@@ -135,15 +132,11 @@ def _loader(path: Path, data: dict[str, Any]) -> Section:
 
 def _load(loader: Dataset, state: Path | None) -> Arrays:
     """Read a site's data; what is made of it lies where the site keeps its own, and nobody else may look there."""
-    if not isinstance(loader, ImageDataset):
-        return loader.load(data_folder())
-    if state is None:
-        return loader.load_through(data_folder(), [])
-    try:
-        storage.make_folder(state, PRIVATE)
-    except OSError as error:
-        raise UserError(f"`state` cannot be made ({error.strerror}); name a folder that may be written to.") from None
-    return loader.load_through(data_folder(), [state])
+    if state is not None:
+        make_private(state)
+    if isinstance(loader, ImageDataset):
+        return loader.load_through(data_folder(), [] if state is None else [state])
+    return loader.load(data_folder())
 
 
 def _class_names(found: object) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmate.backends.admission import RefusedError, admit
+from fedmate.backends.admission import NotFiniteError, RefusedError, admit
 from fedmate.backends.base import NOT_FINITE, Backend, Cohort, Messages, Outcome, Round, itemise
 from fedmate.backends.precision import Precision
 from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
@@ -38,6 +38,7 @@ class _Heard(NamedTuple):
     Attributes:
         upload: as the method's server reads it.
         losses: `[2]`.
+        answered: whether it is an answer in the right form, finite or not: asking again would bring the same.
         valid: whether it counts.
         post: its accuracies, `[2, classes]`, NaN without them.
         sent: bytes that arrived, by item.
@@ -45,6 +46,7 @@ class _Heard(NamedTuple):
 
     upload: Tree
     losses: Tensor
+    answered: bool
     valid: bool
     post: Tensor
     sent: dict[str, int]
@@ -99,14 +101,15 @@ class Remote(Backend):
         self.reasons.clear()
         downloads = {i: self._download(server, task.number, i) for i in task.participants}
         heard = dict[int, _Heard]()
+        wanted, answered = min(self.min_clients, len(downloads)), 0
         for _ in range(1 + RETRIES):
-            left = {i: down for i, down in downloads.items() if i not in heard or not heard[i].valid}
-            answers = self._ask("train", task, left)
+            left = {i: down for i, down in downloads.items() if i not in heard or not heard[i].answered}
+            answers = self._ask("train", task, left, wanted - answered)
             heard |= {i: self._hear(server, task, i, answers[i]) for i in left}
-            answered = sum(one.valid for one in heard.values())
-            if answered >= min(self.min_clients, len(heard)):
+            answered = sum(one.answered for one in heard.values())
+            if answered >= wanted:
                 return self._cohort(task, downloads, [heard[i] for i in task.participants])
-        reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(heard.items()) if not one.valid)
+        reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(heard.items()) if not one.answered)
         raise TooFewError(
             f"round {task.number + 1} was asked for {1 + RETRIES} times, but {answered} of {len(heard)} clients "
             f"answered as they should, and `min_clients` is {self.min_clients} ({reasons})"
@@ -116,7 +119,7 @@ class Remote(Backend):
         """Ask every client how good the model is that the next broadcast gives it."""
         everyone = range(len(self.federation.clients))
         downloads = {i: self._download(server, task.number + 1, i) for i in everyone}
-        answers = self._ask("view", task, downloads)
+        answers = self._ask("view", task, downloads, self.min_clients)
         heard = {i: answer.metrics for i, answer in answers.items() if isinstance(answer, Answer)}
         named = Counter(name for metrics in heard.values() for name in metrics if name not in RESERVED)
         # A view that most know is the method's own; a few sites cannot bring others into the record.
@@ -129,9 +132,9 @@ class Remote(Backend):
         """Newcomers are met by `fedmate adapt`, at their own site."""
         return {}
 
-    def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree]) -> dict[int, Answer | Fault]:
+    def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree], wanted: int) -> dict[int, Answer | Fault]:
         answers = self.courier.deliver(
-            {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}
+            {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}, wanted
         )
         for i, answer in sorted(answers.items()):
             if isinstance(answer, Fault) and kind == "train":
@@ -142,21 +145,25 @@ class Remote(Backend):
 
     def _hear(self, server: Tree, task: Round, client: int, answer: Answer | Fault) -> _Heard:
         like = self._upload_like(server, task.number)
-        nothing = _Heard(like, torch.full((2,), math.nan, dtype=torch.float64), False, self._accuracies(None), {})
+        silent = torch.full((2,), math.nan, dtype=torch.float64)
+        nothing = _Heard(like, silent, answered=False, valid=False, post=self._accuracies(None), sent={})
         if isinstance(answer, Fault):
             return nothing
+        losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
+        upload, sound = like, False
         try:
             upload = admit(answer.upload, like)
+            sound = len(losses) == 2 and all(map(math.isfinite, losses)) and valid == [1.0]
+            if not sound:
+                self.reasons[client] = NOT_FINITE
+        except NotFiniteError as error:
+            self.reasons[client] = f"upload refused, {error}"
         except RefusedError as error:
             self.reasons[client] = f"upload refused, {str(error)[:LONGEST]}"
             return nothing
-        losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
-        sound = len(losses) == 2 and all(map(math.isfinite, losses)) and valid == [1.0]
-        if not sound:
-            self.reasons[client] = NOT_FINITE
+        told = torch.tensor(losses, dtype=torch.float64) if len(losses) == 2 else silent
         post = self._accuracies(answer.metrics.get("post"))
-        told = torch.tensor(losses if len(losses) == 2 else [math.nan] * 2, dtype=torch.float64)
-        return _Heard(upload, told, sound, post, itemise(upload))
+        return _Heard(upload, told, answered=True, valid=sound, post=post, sent=itemise(like))
 
     def _cohort(self, task: Round, downloads: Mapping[int, Tree], heard: Sequence[_Heard]) -> Cohort:
         device = self.key.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -20,6 +21,11 @@ from fedmate.sites.store import SiteStore
 
 FLOAT_BYTES = 8
 """What a number of the metrics takes."""
+
+
+def now() -> str:
+    """Say what time it is, for a log that is read far from here."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class MessageError(TellableError):

@@ -32,6 +32,18 @@ AUDIT = ("when", "round", "part", "bytes")
 """The columns of the audit log."""
 
 
+PRIVATE = 0o700
+"""The mode of a folder that nobody else may look into."""
+
+
+def make_private(state: Path) -> None:
+    """Make the folder in which a site keeps everything, for its owner alone; one that is there stays as it is."""
+    try:
+        storage.make_folder(state, PRIVATE)
+    except OSError as error:
+        raise UserError(f"`state` cannot be made ({error.strerror}); name a folder that may be written to.") from None
+
+
 class AheadError(TellableError):
     """A site that has gone on further than the server that asks."""
 
