@@ -25,6 +25,7 @@ from fedmate.core import (
     make_key,
     normal,
     supervised_loss,
+    tree_map,
     unmapped,
 )
 from fedmate.core.data import batches
@@ -128,6 +129,17 @@ def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_ask
     assert own.tolist() == [*found[:2].tolist(), BARRIER, BARRIER]
 
 
+@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_the_own_test_is_asked_with_the_weight_of_training(name: str, tau: float) -> None:
+    method, data = make(name, calibration=tau), samples([0, 0, 0, 1])
+    own = method.own_adjustment(data)
+    assert own is not None
+    assert_close(own[:2], tau * torch.tensor([0.75, 0.25], dtype=torch.float64).log())
+    assert own[2:].tolist() == [BARRIER] * 2
+    assert method.prior_weight == tau
+
+
 def test_the_control_adds_class_shares_on_the_own_test_alone() -> None:
     data = samples([0, 0, 0, 1, 2, 3])
     control, calibrated = make(own_prior=True), make(calibration=1.0)
@@ -167,8 +179,16 @@ def test_estimation_does_not_care_about_what_all_logits_of_a_sample_share() -> N
 
 
 def test_one_sample_is_no_proof_that_other_classes_are_not_there() -> None:
-    found = estimate_prior(torch.tensor([[9.0, 0.0, 0.0, 0.0]]))
-    assert_close(found, torch.tensor([0.4, 0.2, 0.2, 0.2], dtype=torch.float64), rtol=0, atol=0.01)
+    found = estimate_prior(torch.tensor([[30.0, 0.0, 0.0, 0.0]]))
+    assert_close(found, torch.tensor([0.625, 0.125, 0.125, 0.125], dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 100, 1000])
+def test_what_is_not_there_does_not_outweigh_the_samples_however_many_classes_there_are(classes: int) -> None:
+    """A hundred samples of two classes, and no doubt about any of them."""
+    found = estimate_prior(40 * functional.one_hot(torch.arange(100) % 2, classes).double())
+    assert_close(found[:2], torch.full((2,), (50 + 1 / classes) / 101, dtype=torch.float64))
+    assert_close(found[2:].sum(), torch.tensor((classes - 2) / classes / 101, dtype=torch.float64))
 
 
 def test_the_right_prior_answers_better_than_none_and_an_estimate_nearly_as_well() -> None:
@@ -197,11 +217,12 @@ def test_without_weight_nothing_is_adjusted(name: str) -> None:
     assert make(name, calibration=0.0).adjustment(federation().clients[0]) is None
 
 
-def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_model_itself() -> None:
-    method, (client, _) = make(calibration=1.0), federation().clients
-    params, test = method.setup.model.init_params(), federation().test
-    adjustment = method.own_adjustment(client)
-    assert adjustment is not None
+@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
+def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_model_itself(tau: float) -> None:
+    """Larger logits than at first, so that every weight gives other answers."""
+    method, (client, _) = make(calibration=tau), federation().clients
+    params, test = tree_map(lambda leaf: 3 * leaf, method.setup.model.init_params()), federation().test
+    adjustment = tau * (torch.tensor([9, 1, 1, 0], dtype=torch.float64) / 11).log()
     found = accuracies(method, params, client, test)
     plain = method.setup.model.logits(params, test.x)
     for row, logits in enumerate((plain, plain + adjustment)):

@@ -326,9 +326,9 @@ def test_nothing_in_a_round_is_read_back_to_the_host(buffered_lab: Lab) -> None:
     trace(buffered_lab)
 
 
-def test_nothing_is_read_back_with_unmapped_either(plain_lab: Lab) -> None:
+def test_nothing_is_read_back_with_unmapped_either(telling_lab: Lab) -> None:
     with unmapped():
-        trace(plain_lab)
+        trace(telling_lab)
 
 
 class NoNumbers(TorchFunctionMode):

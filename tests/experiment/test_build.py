@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 
 from fedmate.backends.sequential import Sequential
 from fedmate.backends.vectorised import Vectorised
-from fedmate.core import Augmentation, flatten
+from fedmate.core import Augmentation, Federation, client_data, flatten
 from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
-from fedmate.experiment.build import Built, build, flops_per_step
+from fedmate.experiment.build import Built, _calibration_notes, build, flops_per_step
 from fedmate.experiment.config import Layer, parse_set, resolve
+from fedmate.methods import METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +232,36 @@ def test_clients_that_calibration_leaves_nothing_to_learn_are_counted(classes: i
     partition = {"name": "pathological", "classes_per_client": classes, "clients": 3}
     method = {"name": "fedavg", "calibration": 1.0}
     notes = build(resolve([Layer("test", {"partition": partition, "method": method})])).notes
-    assert any("all clients hold one class" in note for note in notes) == said
+    assert [note for note in notes if "calibration" in note] == [
+        "`method.calibration` is on, and all clients hold one class: there class shares explain every label, so that "
+        "cross-entropy teaches nothing, and `own` accuracy is 100 % whatever the model is."
+    ] * said
+    method["absent_share"] = 0.05
+    notes = build(resolve([Layer("test", {"partition": partition, "method": method})])).notes
+    assert [note for note in notes if "calibration" in note] == [
+        "`method.calibration` is on, and all clients hold one class: there `own` accuracy is 100 % whatever the model "
+        "is."
+    ] * said
     plain = build(resolve([Layer("test", {"partition": partition, "method": {"name": "fedavg"}})])).notes
     assert not any("calibration" in note for note in plain)
+
+
+def test_what_is_said_about_calibration() -> None:
+    """One client of a single class is one, and options that change nothing are named."""
+    plain = METHODS["fedavg"](setup=built().method.setup)
+    clients = [client_data(torch.zeros(len(y), 64), torch.tensor(y)) for y in ([0, 1], [0, 2], [2, 2], [1, 1])]
+
+    def notes(count: int, **options: Any) -> list[str]:
+        return _calibration_notes(replace(plain, **options), Federation(tuple(clients[:count]), clients[0], 10))
+
+    (note,) = notes(3, calibration=1.0)
+    assert "and 1 client holds one class: there class shares" in note
+    (note,) = notes(4, calibration=0.5)
+    assert "and 2 clients hold one class: there class shares" in note
+    assert notes(2, calibration=1.0, own_prior=True) == [
+        "`method.own_prior` is on beside `method.calibration`, which does the same: it changes nothing."
+    ]
+    assert notes(2, absent_share=0.1) == [
+        "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
+    ]
+    assert notes(2, absent_share=0.1, calibration=1.0) == notes(4, own_prior=True) == notes(4) == []

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 import fedmate
+from fedmate.components.calibration import prior_adjustment
 from fedmate.core.serialise import pack, unpack
-from fedmate.datasets import Normalisation
+from fedmate.datasets import DATASETS, Normalisation
 from fedmate.datasets.given import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
@@ -134,6 +135,11 @@ def test_the_callers_numbers_stay_as_they_are() -> None:
     assert prior.tolist() == [2.0, 7.0, 1.0]
 
 
+@pytest.mark.parametrize("word", ["own", "uniform", "estimated"])
+def test_blanks_around_a_word_are_nothing(word: str) -> None:
+    assert make().predict(X, f" {word}\n").notes == make().predict(X, word).notes
+
+
 def test_one_class_may_be_certain() -> None:
     assert make().predict(X, [0, 0, 5]).probabilities.tolist() == [[0.0, 0.0, 1.0]] * 50
 
@@ -162,13 +168,60 @@ def test_a_shift_is_found_from_samples_without_labels() -> None:
     assert found.probabilities == pytest.approx(softmax(logits + np.log(found.prior)), abs=1e-12)
     right = {prior: (model.predict(x, prior).labels == y).mean() for prior in ("estimated", "own", "uniform")}
     assert right["estimated"] > right["uniform"] + 0.01 > right["own"]
-    (note,) = found.notes
-    assert note.startswith("the prior is `estimated` from the 4000 samples: `red` ")
+    assert found.notes[0].startswith("the prior is `estimated` from the 4000 samples: `red` ")
 
 
 def test_so_few_that_it_is_said() -> None:
     assert "from the 50 samples, so few that it is uncertain: " in make().predict(X, "estimated").notes[0]
     assert "from the 1 sample, so few that it is uncertain: " in make().predict(X[:1], "estimated").notes[0]
+
+
+def test_what_an_estimate_rests_on_is_said_where_it_decides_something() -> None:
+    found, uniform = make().predict(X, "estimated"), make().predict(X, "uniform")
+    changed = (found.labels != uniform.labels).sum()
+    assert 0 < changed < 50
+    assert found.notes[1:] == (
+        f"`estimated` is as good as the model's probabilities, and changes {changed} of 50 answers of `uniform`: a "
+        "model that is right more often than it is sure gets worse by it, so check some of them.",
+    )
+    assert len(make().predict(100 * X, "estimated").notes) == 1
+    for other in ("own", "uniform", [1, 2, 3]):
+        assert len(make().predict(X, other).notes) == 1
+
+
+def test_an_estimate_on_a_network_that_is_trained_and_on_one_that_is_right_but_not_sure() -> None:
+    """Digits, trained with calibration on uneven classes, on a drift; then the same answers with a tenth of the logits.
+
+    The limit that docs/models.md tells: such a network is as right as before for all classes alike.
+    """
+    images, y = DATASETS["digits"]().load(Path()).train
+    x = images.reshape(len(images), 64) / 16
+    test_x, test_y = x[1200:], y[1200:]
+    kept = np.flatnonzero((y[:1200] < 5) | (np.arange(1200) % 5 == 0))
+    shares = np.bincount(y[kept], minlength=10) / len(kept)
+    layer, inputs, targets = linear(np.zeros((10, 64)), np.zeros(10)), torch.tensor(x[kept]), torch.tensor(y[kept])
+    adjustment = prior_adjustment(torch.tensor(shares), 1.0)
+    for _ in range(150):
+        loss = nn.functional.cross_entropy(layer(inputs) + adjustment, targets)
+        slopes = torch.autograd.grad(loss, [layer.weight, layer.bias])
+        with torch.no_grad():
+            layer.weight.sub_(2 * slopes[0])
+            layer.bias.sub_(2 * slopes[1])
+    card = Card((64,), tuple("0123456789"), Normalisation(), "float64")
+    model = PortableModel(layer.requires_grad_(False), card, {}, {}, Calibration(1.0, tuple(shares)))
+    drift = test_y >= 8
+
+    def accuracy(prior: str, rows: NDArray[Any]) -> float:
+        return float((model.predict(test_x[rows], prior).labels == test_y[rows]).mean())
+
+    everything = np.ones_like(drift)
+    assert accuracy("estimated", drift) > accuracy("uniform", drift) > accuracy("own", drift)
+    before = accuracy("uniform", everything)
+    assert accuracy("estimated", everything) > before - 0.01
+    layer.weight.div_(10)
+    layer.bias.div_(10)
+    assert accuracy("uniform", everything) == before
+    assert accuracy("estimated", everything) < before - 0.1
 
 
 def test_a_sentence_lists_some_classes() -> None:
@@ -191,9 +244,19 @@ def test_another_weight_than_one_knows_its_own_distribution_alone() -> None:
     model = make(Calibration(0.5, SHARES))
     expected = softmax(X[:, :2] + 0.5 * np.log([0.75, 0.25]))
     assert model.predict(X, "own").probabilities[:, :2] == pytest.approx(expected, abs=1e-12)
-    assert model.predict(X, "uniform").probabilities == pytest.approx(softmax(X), abs=1e-12)
-    for prior in ("estimated", "1,1,1", [1, 1, 1]):
-        assert "calibrated with 0.5, not 1" in refused(lambda prior=prior: model.predict(X, prior))  # type: ignore[misc]
+    plain = model.predict(X, "uniform")
+    assert plain.probabilities == pytest.approx(softmax(X), abs=1e-12)
+    assert plain.notes == (
+        "the prior is `uniform`: the answers as they are, which hold some of the class shares of training (the model "
+        "was calibrated with 0.5, not 1).",
+    )
+    assert make(Calibration(0.5)).predict(X).notes == plain.notes
+    for calibration, known in ((Calibration(0.5, SHARES), "`own`, or "), (Calibration(0.5), "")):
+        for prior in ("estimated", "1,1,1", [1, 1, 1]):
+            assert refused(lambda c=calibration, prior=prior: make(c).predict(X, prior)) == (  # type: ignore[misc]
+                "`prior` is given, but the model was calibrated with 0.5, not 1: its answers hold some of the class "
+                f"shares of training; use {known}`uniform` for its answers as they are."
+            )
 
 
 def test_a_small_share_is_not_none() -> None:
@@ -431,6 +494,42 @@ def test_shares_leave_with_calibrated_models_only(
     data = Pool(rng.integers(0, 17, (20, 64)).reshape(20, 1, 8, 8), [2, 5, 5, 5] * 5)
     assert fedmate.adapt(plain, data).model.calibration == NO_CALIBRATION
     assert fedmate.adapt(calibrated, data).model.calibration.tau == 1.0
+
+
+OWN_PRIOR = SETTINGS | {"rounds": 1, "method.calibration": 0.0, "method.own_prior": True}
+
+
+def test_the_control_makes_no_personal_model_calibrated(tmp_path: Path) -> None:
+    """Such a model holds its client's shares: to add them would be to add them twice."""
+    fedmate.run(method="fedrod", set=OWN_PRIOR, out=tmp_path / "run")
+    model, x = fedmate.export(tmp_path / "run", client=1), np.zeros((1, 64))
+    assert model.calibration == NO_CALIBRATION
+    assert model.predict(x).prior is None
+    assert "not calibrated" in refused(lambda: model.predict(x, "uniform"))
+    assert fedmate.export(tmp_path / "run", global_=True).calibration == Calibration(1.0)
+
+
+def test_the_control_asks_a_common_model_for_whom_it_is_exported(tmp_path: Path) -> None:
+    """FedAvg's is everybody's; a newcomer's own training makes it the newcomer's."""
+    folder = tmp_path / "run"
+    fedmate.run(method="fedavg", set=OWN_PRIOR, out=folder)
+    held = counts(folder, 1)
+    assert fedmate.export(folder, client=1).calibration == Calibration(1.0, tuple(held / held.sum()))
+    assert fedmate.export(folder, global_=True).calibration == Calibration(1.0)
+    rng = np.random.default_rng(0)
+    data = Pool(rng.integers(0, 17, (20, 64)).reshape(20, 1, 8, 8), [2, 5, 5, 5] * 5)
+    assert fedmate.adapt(folder, data).model.calibration == NO_CALIBRATION
+
+
+def test_another_weight_leaves_with_the_model(tmp_path: Path) -> None:
+    fedmate.run(method="fedrep", set=SETTINGS | {"rounds": 1, "method.calibration": 2.0}, out=tmp_path / "run")
+    (row, _), model = fedmate.load(tmp_path / "run").clients, fedmate.export(tmp_path / "run", client=0)
+    held = counts(tmp_path / "run", 0)
+    assert model.calibration == Calibration(2.0, tuple(held / held.sum()))
+    test = build(stored_experiment(tmp_path / "run")).federation.test
+    right = model.predict(np.rint(test.x.numpy() * 6.017 + 4.884), "own").labels == test.y.numpy()
+    by_class = [right[test.y.numpy() == k].mean() for k in range(10)]
+    assert 100 * held @ by_class / held.sum() == pytest.approx(row["pre_own"], abs=1e-9)
 
 
 def test_data_of_ones_own_are_asked_for_while_it_is_not_finished(tmp_path: Path) -> None:

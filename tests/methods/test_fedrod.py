@@ -129,6 +129,22 @@ def test_classes_a_client_lacks_are_neither_raised_nor_lowered() -> None:
         assert result.client["personal_classifier"]["weight"].abs().min() > 0
 
 
+@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("absent", [0.0, 0.1])
+def test_the_generic_loss_follows_calibration_and_is_balanced_without(tau: float, absent: float) -> None:
+    """By hand, one full-batch step: shares to the power of tau, or of 1; classes that are not held as rare, or not."""
+    setup = Setup(perceptron(), 3, 1, Training(batch_size=4, epochs=1, learning_rate=0.3, weight_decay=0.0))
+    method, data = FedRoD(setup=setup, calibration=tau, absent_share=absent), CLIENTS[2]
+    start = setup.model.init_params()
+    result = method.local_update(method.init_client(start, make_key(0)), start, data, make_key(1))
+    z, _ = setup.model.features(start, data.x)
+    shares = torch.tensor([0.5, absent * bool(tau), 0.5], dtype=torch.float64)
+    answers = shares ** (tau or 1.0) * setup.model.classify(start, z).exp() * (shares > 0)
+    wrong = answers / answers.sum(1, keepdim=True) - torch.eye(3, dtype=torch.float64)[data.y]
+    expected = start["classifier"]["weight"] - 0.3 * wrong.T @ z / 4
+    assert_close(result.upload["classifier"]["weight"], expected, rtol=0, atol=1e-12)
+
+
 def test_padding_may_carry_a_label_the_client_lacks() -> None:
     method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
     start, data = method.setup.model.init_params(), sequences(3, [0, 2, 2])

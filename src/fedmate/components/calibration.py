@@ -13,6 +13,7 @@ Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit ad
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ CALIBRATION = "weight of log class shares in clients' training loss, prior calib
 @dataclass(frozen=True, kw_only=True)
 class Calibrated(Method):
     """A method whose clients can train with prior calibration."""
+
+    is_common: ClassVar[bool] = False
+    """Whether a client's model is the global one, and so holds the class shares of no client in particular."""
 
     calibration: float = option(0.0, CALIBRATION, LIMITS, is_later=True)
     absent_share: float = option(
@@ -88,7 +92,9 @@ def prior_adjustment(shares: Tensor, tau: float) -> Tensor:
 def estimate_prior(logits: Tensor, steps: int = 1000, tolerance: float = 1e-9) -> Tensor:
     """Estimate how likely classes are among samples without labels: the most probable shares, by EM.
 
-    As if one more sample of each class had been seen: few samples are no proof that a class is not there.
+    As if one more sample had been seen that is a bit of each class: few samples are no proof that a class is not there.
+    One in all, however many classes there are, or those that are not there would outweigh the samples.
+    It takes the probabilities at their word: a network that is right more often than it is sure is led astray.
 
     Saerens, Latinne and Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori Probabilities", Neural
     Computation 2002: each sample's answer under the shares so far, then the mean of the answers.
@@ -106,7 +112,7 @@ def estimate_prior(logits: Tensor, steps: int = 1000, tolerance: float = 1e-9) -
     shares = logits.new_full((classes,), 1 / classes)
     for _ in range(steps):
         seen = (logits + prior_adjustment(shares, 1.0)).softmax(-1).sum(0)
-        previous, shares = shares, (seen + 1) / (samples + classes)
+        previous, shares = shares, (seen + 1 / classes) / (samples + 1)
         if (shares - previous).abs().max() <= tolerance:
             break
     return shares

@@ -82,7 +82,7 @@ def describe(run: Lineage, params: Tree, client: int | str, counts: Iterable[int
     # A method that adds layers, and would again, is part of what the network is.
     if method.prepare(model) is not model:
         architecture["method"] = {"name": experiment.method.name, "options": dict(experiment.method.options)}
-    tau = _tau(method)
+    tau = _tau(method, client)
     calibration = Calibration(tau) if counts is None else Calibration.of_client(tau, counts)
     return PortableModel(model.to_module(params), run.card, architecture, origin, calibration)
 
@@ -95,7 +95,7 @@ def _export(restored: Restored, client: int | None, given: Given) -> PortableMod
         if client is None:
             return describe(restored, global_params(restored), "global")
         params = _personal_params(restored, client, given)
-        counts = _class_counts(restored, client, given) if _tau(restored.method) else None
+        counts = _class_counts(restored, client, given) if _tau(restored.method, client) else None
         return describe(restored, params, int(client), counts)
 
 
@@ -123,9 +123,14 @@ def _personal_params(restored: Restored, client: int, given: Given) -> Tree:
     return method.personalise(params, data, fold(key, "personalise"))
 
 
-def _tau(method: Method) -> float:
-    """Return the weight of a method's prior calibration, 0 if it has none."""
-    return method.prior_weight if isinstance(method, Calibrated) else 0.0
+def _tau(method: Method, client: int | str) -> float:
+    """Return the weight of a model's prior calibration, 0 if it has none; `client` as in `describe`."""
+    if not isinstance(method, Calibrated):
+        return 0.0
+    # `own_prior` adds class shares that training did not keep out. A model that one client has trained holds that
+    # client's already: it answers for all classes alike neither before nor after.
+    is_common = client == "global" or (method.is_common and client != "newcomer")
+    return method.prior_weight if is_common else method.calibration
 
 
 def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:

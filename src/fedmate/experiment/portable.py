@@ -117,8 +117,9 @@ class PortableModel:
         if chosen is None:
             return self._answers(logits)
         settled = chosen.settle(logits)
-        note = settled.describe(self.card.class_names, len(logits))
-        return self._answers(settled.adjust(logits))._replace(prior=settled.shares.numpy(), notes=(note,))
+        answers = self._answers(settled.adjust(logits))
+        notes = (settled.describe(self.card.class_names, len(logits)), *settled.doubts(logits))
+        return answers._replace(prior=settled.shares.numpy(), notes=notes)
 
     def save(self, path: str | Path) -> None:
         """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""

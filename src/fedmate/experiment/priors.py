@@ -61,6 +61,11 @@ class Prior:
             samples: how many there are to predict.
         """
         shares = self.shares.tolist()
+        if self.name == "uniform" and self.tau != 1:
+            return (
+                "the prior is `uniform`: the answers as they are, which hold some of the class shares of training (the "
+                f"model was calibrated with {self.tau:g}, not 1)."
+            )
         if self.name == "uniform":
             return f"the prior is `uniform`: all {len(shares)} classes equally likely."
         few = ", so few that it is uncertain" * (samples < FEW)
@@ -77,6 +82,20 @@ class Prior:
         ruled_out = shares.count(0)
         without = f"; {ruled_out} class{'es' * (ruled_out > 1)} ruled out" * bool(ruled_out)
         return f"the prior is {origin[self.name]}: {listed}{more}{without}."
+
+    def doubts(self, logits: Tensor) -> list[str]:
+        """Say what an estimate rests on, and how much it decides.
+
+        Args:
+            logits: of the model, before they are adjusted.
+        """
+        changed = int((self.adjust(logits).argmax(-1) != logits.argmax(-1)).sum())
+        if self.name != "estimated" or not changed:
+            return []
+        return [
+            f"`estimated` is as good as the model's probabilities, and changes {changed} of {len(logits)} answers of "
+            "`uniform`: a model that is right more often than it is sure gets worse by it, so check some of them."
+        ]
 
 
 @final
@@ -128,10 +147,13 @@ class Calibration:
             )
         if wanted is None:
             wanted = "uniform" if self.shares is None else "own"
+        if isinstance(wanted, str):
+            wanted = wanted.strip()
         if self.tau != 1 and not (isinstance(wanted, str) and wanted in ("own", "uniform")):
+            own = "`own`, or " * (self.shares is not None)
             raise UserError(
                 f"`prior` is given, but the model was calibrated with {self.tau:g}, not 1: its answers hold some of "
-                "its client's shares; use `own` or `uniform`."
+                f"the class shares of training; use {own}`uniform` for its answers as they are."
             )
         if not isinstance(wanted, str):
             return Prior("given", self.tau, _shares(wanted, classes))

@@ -34,6 +34,8 @@ from fedmate.core import (
 class FedAvg(Calibrated):
     """Federated averaging of the whole model."""
 
+    is_common: ClassVar[bool] = True
+
     bibtex: ClassVar[str] = r"""@inproceedings{fedavg2017,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Ag{\"u}era y Arcas}, Blaise},

@@ -37,6 +37,8 @@ from fedmate.core import (
 class FedProx(Calibrated):
     """Federated averaging with a proximal term."""
 
+    is_common: ClassVar[bool] = True
+
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {
             "method": {"proximal_weight": 1.0},

@@ -6,7 +6,8 @@ distribution out of its logits; a personal classifier learns what is left, and d
 
 Deviations:
 - personal classifiers are linear and the client's own; there is no hyper-network that makes them from label counts;
-- the generic loss is the balanced softmax with exponent 1, not another of the paper's family of robust losses;
+- the generic loss is the balanced softmax with exponent 1 (`calibration`, if that is not 0), not another of the paper's
+  family of robust losses;
 - both losses take one step per batch, from one pass of the extractor, with one optimiser: that of the shared protocol;
 - a personal classifier starts at zero, so that a client that never trained holds the generic model;
 - logits of a linear layer add up as its parameters do, so that both classifiers become one layer; other classifiers are
@@ -26,7 +27,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
+from fedmate.components.calibration import Calibrated, prior_adjustment
 from fedmate.components.mixing import mix_by_size
 from fedmate.core import (
     MODEL_PARTS,
@@ -120,25 +121,27 @@ class FedRoD(Calibrated):
 
     def _objective(self, data: ClientData, dtype: torch.dtype) -> Objective:
         """Return the sum of both losses; each reaches the parameters it is for, and no other."""
-        model, counts = self.setup.model, class_counts(data, self.setup.num_classes)
-        prior, lacking = counts.clamp(min=1).to(dtype).log(), counts == 0
-        adjustment = self.adjustment(data)
+        model, adjustment = self.setup.model, self.adjustment(data)
+        generic_adjustment = self._balance(data, dtype) if self.balanced else adjustment
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
-            logits = model.classify(params, z)
-            if self.balanced:
-                # Finite, where log 0 is not: nothing that is computed from it can become NaN, and exp of it is 0.
-                logits = (logits + prior).masked_fill(lacking, torch.finfo(dtype).min)
-            else:
-                logits = adjusted(logits, adjustment)
-            generic = cross_entropy(logits, batch.y, batch.counted)
+            generic = cross_entropy(adjusted(model.classify(params, z), generic_adjustment), batch.y, batch.counted)
             fixed = {**params, "classifier": tree_map(torch.detach, params["classifier"])}
             answers = adjusted(model.classify(_added_up(fixed), z.detach()), adjustment)
             personal = cross_entropy(answers, batch.y, batch.counted)
             return generic + personal, buffers
 
         return objective
+
+    def _balance(self, data: ClientData, dtype: torch.dtype) -> Tensor:
+        """Return what the balanced softmax adds: as calibration does, and without it with weight 1.
+
+        Counts, not shares: a softmax does not see what all its classes have in common.
+        """
+        counts = class_counts(data, self.setup.num_classes).to(dtype)
+        lacking = self.absent_share * bool(self.calibration) * counts.sum()
+        return prior_adjustment(torch.where(counts > 0, counts, lacking), self.calibration or 1.0)
 
 
 def _added_up(params: Tree) -> Tree:

@@ -55,6 +55,8 @@ SHORTEST = 1e-8
 class MOON(Calibrated):
     """Model-contrastive federated learning."""
 
+    is_common: ClassVar[bool] = True
+
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {
             "method": {"contrastive_weight": 5.0, "temperature": 0.5, "projection": "official"},

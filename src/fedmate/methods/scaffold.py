@@ -62,6 +62,8 @@ TRAINED = ("extractor", "classifier")
 class Scaffold(Calibrated):
     """Federated averaging with control variates against client drift."""
 
+    is_common: ClassVar[bool] = True
+
     bibtex: ClassVar[str] = """@inproceedings{scaffold2020,
   title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian
