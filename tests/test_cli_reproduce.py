@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from fedmate.cli.app import app
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.reproduce.grid import Wanted
+from fedmate.reproduce.outcome import OTHER_VERSION
 from fedmate.reproduce.reading import load_grid
 from fedmate.reproduce.store import Store
 
@@ -70,6 +72,7 @@ def test_without_a_name_the_experiments_are_listed() -> None:
     text = call()
     assert len(text.splitlines()) >= 14
     assert "generalization" in text
+    assert "; )" not in text, "some were published nowhere"
 
 
 def test_a_sweep_leaves_tables_and_pictures_and_is_not_run_twice(grid: Path, tmp_path: Path) -> None:
@@ -226,3 +229,49 @@ def test_what_is_in_the_way_is_not_overwritten(grid: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out" / "runs").exists()
     with pytest.raises(UserError, match="no folder can be made"):
         call(str(grid), "--out", str(mine))
+
+
+def test_tables_that_cannot_be_saved_are_shown(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    words = [str(grid), "--out", str(out), "--cells", "skewed/*", "--quick"]
+    call(*words)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("fedmate.storage.replace_by_parts", refuse)
+    text = call(*words, "--show")
+    assert "FedAvg" in text
+    assert f"nothing is saved, for `{out / 'small-quick'}` cannot be written (Read-only file system)." in text
+    assert "Saved:" not in text
+    assert "FedAvg" in call(*words, status=1)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, out = tmp_path / "theirs", tmp_path / "out"
+    call(str(grid), "--out", str(theirs), "--cells", "skewed/local", "--quick")
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    for more in (["--merge", str(theirs), "--show"], []):
+        with pytest.raises(UserError, match=r"`--out` is `.*out`, which cannot be written; .* `--show`\.$"):
+            call(str(grid), "--out", str(out), "--quick", *more)
+    assert not any(out.iterdir())
+
+
+def test_what_is_missing_from_a_comparison_stands_in_its_files(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = tmp_path / "tuned.toml"
+    tuned.write_text("[fedavg.digits]\ntraining = { learning_rate = 0.2 }\n", encoding="utf-8")
+    monkeypatch.setattr("fedmate.experiment.tuned.FILE", tuned)
+    words = [str(grid), "--out", str(tmp_path / "out"), "--cells", "skewed/*", "--quick", "--settings", "tuned"]
+    call(*words)
+    sentence = "left out, for `fedmate tune` has not been there: local"
+    for path in (tmp_path / "out" / "cells").iterdir():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"method_sha256": "of another"}))
+    text = call(*words, "--show")
+    table = (tmp_path / "out" / "small-tuned-quick" / "accuracy.md").read_text()
+    for said in (sentence, f"{OTHER_VERSION}: `fedavg`"):
+        assert f"Note: {said}" in text
+        assert said in table

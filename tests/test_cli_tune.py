@@ -192,3 +192,22 @@ def test_without_optuna_it_says_what_to_install(
         importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else find(name, *rest)
     )
     assert "`pip install 'fedmate[tune]'`" in refuse(fedmate_, tmp_path, *words)
+
+
+def test_fewer_trials_leave_the_better_one_and_say_so(fedmate_: Fedmate, tmp_path: Path, words: list[str]) -> None:
+    fedmate_(*words, "--shares", "10")
+    path = tmp_path / "tuned" / "fedrep-mnist" / "best.toml"
+    better = re.sub(r": [\d.]+ %", ": 99.99 %", path.read_text(encoding="utf-8"), count=1)
+    path.write_text(better, encoding="utf-8")
+    answer = fedmate_(*words, "--shares", "10", "--trials", "1")
+    assert answer.status == 0
+    assert "Left: tuned/fedrep-mnist, where more trials found better. To run the best: fedmate run tuned/" in answer.out
+    assert path.read_text(encoding="utf-8") == better
+
+
+def test_no_preset_is_offered_for_a_name_of_any_data(
+    fedmate_: Fedmate, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--write FILE" in fedmate_(*words, "--shares", "10", "--trials", "1").out
+    monkeypatch.setattr("fedmate.tune.presets.may_have_presets", lambda dataset: dataset != "mnist")
+    assert "--write" not in fedmate_(*words, "--shares", "10", "--trials", "1").out

@@ -200,11 +200,18 @@ def test_rows_have_the_view_that_was_published(name: str) -> None:
 def test_a_calibrated_row_differs_from_another_in_that_alone() -> None:
     cells = cells_of("harmony")
     calibrated = [key for key in cells if key.endswith("_calibrated")]
-    assert len(calibrated) == 6 * 4
+    assert len(calibrated) == 6 * 6
     for key in calibrated:
         one, other = cells[key].experiment, cells[key.removesuffix("_calibrated")].experiment
         assert one.method.options == {**other.method.options, "calibration": 1.0}
         assert replace(one, method=other.method) == other
+
+
+def test_harmony_shares_its_pathological_runs_with_adaptability() -> None:
+    ours, theirs = cells_of("harmony"), cells_of("adaptability")
+    for column in ("cifar10_pathological", "cifar100_pathological"):
+        for row in ("local", "fedrep", "fedpac", "fedmate", "fedavg"):
+            assert ours[f"{column}/{row}"].name == theirs[f"{column}/{row}"].name
 
 
 def test_fedmate_plus_is_reached_step_by_step() -> None:

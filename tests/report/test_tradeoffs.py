@@ -74,6 +74,29 @@ def test_without_errors_there_are_no_bars_nor_words_of_them() -> None:
     assert [lines(root, COLOURS[number]) for number in range(3)] == [[]] * 3
 
 
+def test_who_is_beneath_is_drawn_first_and_seen_around_who_is_on_it() -> None:
+    def sizes(*spots: Spot) -> dict[int, float]:
+        """By look, in the order in which they are drawn: how large the marker is."""
+        (panel,) = panels_of(drawing(picture(*spots)))
+        found = {}
+        for path in panel.iter(f"{SVG}path"):
+            for look in (0, 1):
+                if "id" in path.attrib and COLOURS[look].lower() in path.attrib["style"]:
+                    corners = np.array(re.findall(r"-?\d+\.?\d*", path.attrib["d"]), dtype=float)
+                    found[look] = float(np.ptp(corners))
+        return found
+
+    first, other = spot(0, 10, 80, on_front=True), spot(1, 10.05, 80)._replace(beneath=True)
+    upon = sizes(first, spot(1, 10.05, 80), THREE[2])
+    assert list(upon) == [0, 1]
+    assert upon[0] > 1.3 * upon[1]
+    both = sizes(first, other, THREE[2])
+    assert list(both) == [1, 0]
+    assert both[1] > 1.3 * both[0]
+    apart = sizes(first, spot(1, 40, 60)._replace(beneath=True), THREE[2])
+    assert apart[1] == pytest.approx(apart[0])
+
+
 # -------------------- the front
 
 
@@ -151,7 +174,13 @@ def test_odd_names_and_single_points_are_drawn(suffix: str) -> None:
     if suffix == ".svg":
         found = texts(ElementTree.fromstring(data))
         assert [found.count(name) for name in [*odd[:4], "?", odd[5]]] == [2, 3, 2, 2, 2, 1]
-        assert "a name that is longer t…" in found
+        assert {"a name that is longer", "than anybody would read"} <= {*found}
+
+
+def test_a_name_is_two_lines_long_at_most() -> None:
+    name = "a name that is longer than anybody would ever read to its end"
+    found = texts(drawing(picture(Spot(name, "entry", 0, 1.0, 1.0, None, True))))
+    assert {"a name that is longer", "than anybody would ever…"} <= {*found}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmate.experiment.config import Values
 from fedmate.reproduce.grid import TESTS, Cell, Column, Grid, Row, Wanted
-from fedmate.reproduce.kept import FORMAT, Kept
+from fedmate.reproduce.kept import FORMAT, Kept, source_digest
 from fedmate.reproduce.outcome import Outcome
 
 Accuracy = Mapping[str, tuple[float | None, float | None] | None]
@@ -120,6 +120,7 @@ def kept_of(cell: Cell, run: Run) -> Kept:
             for number, seconds, accuracy in run.curve
         ],
         "losses": {when: list(values) for when, values in run.losses.items()},
+        "method_sha256": source_digest(cell.experiment.method.name),
         **run.more,
     }
     return Kept(cell.name, content)

@@ -11,7 +11,8 @@ from fedmate.errors import UserError
 from fedmate.methods import METHODS
 from fedmate.reproduce.grid import Cell, Grid, Wanted
 from fedmate.reproduce.reading import load_grid, names
-from fedmate.reproduce.stand_ins import with_data
+from fedmate.reproduce.stand_ins import with_data, with_records
+from fedmate.reproduce.store import Store
 
 GRID = """
 title = "A table"
@@ -136,7 +137,7 @@ def test_a_method_that_was_not_tuned_is_left_out_and_named(tmp_path: Path, prese
     presets("local")
     grid = grid_of(tmp_path, '[columns.a]\n[rows.b]\nmethod = {name = "local"}\n')
     assert not grid.cells(Wanted(settings="tuned"))
-    assert grid.untuned(Wanted(settings="tuned")) == ["a/b"]
+    assert grid.untuned(Wanted(settings="tuned")) == [(grid.columns[0], grid.rows[0])]
     assert not grid.untuned(Wanted())
 
 
@@ -250,6 +251,12 @@ MISTAKES = {
     ),
     "unknown stand-in": (changed('"emnist"', '"emnits"'), "`emnits` is not among the datasets; did you mean `emnist`?"),
     "option of a stand-in": (changed("split", "splt"), "`dataset.splt` in [columns.even] of `mine` is not an option"),
+    "seed of the base": (changed("rounds = 7", "seed = 7"), "`seed` in `[base]`, but every cell is run with seeds"),
+    "seed of a row": (changed('{name = "fedavg"}', '{name = "fedavg"}\nseed = 7'), "`seed` in `[rows.avg]`, but every"),
+    "unknown view": (
+        GRID + '[rows.local]\nview = "postt"\nmethod = {name = "local"}\n',
+        "`view` 'postt' in `[rows.local]`; did you mean `post`?",
+    ),
     "no TOML": ("[rows", "is not valid TOML"),
 }
 
@@ -307,3 +314,16 @@ def test_what_all_columns_are_run_with_is_each_ones_own(tmp_path: Path) -> None:
     chosen, notes = with_data(grid, Wanted(quick=True), tmp_path)
     assert [column.dataset["name"] for column in chosen.columns] == ["digits", "digits"]
     assert len(notes) == 2
+
+
+def test_views_that_a_method_adds_are_known_when_it_has_run(tmp_path: Path) -> None:
+    rows = grid_of(tmp_path, changed('"post"', '"classifier_tuned"')).rows
+    assert [row.view for row in rows] == ["classifier_tuned", "pre"]
+
+
+def test_nothing_is_said_of_columns_that_nobody_meant(grid: Grid, tmp_path: Path) -> None:
+    skewed, notes = with_data(grid, Wanted(patterns=["skewed/*"]), tmp_path)
+    assert ([column.key for column in skewed.columns], notes, skewed.left_out) == (["skewed"], [], ())
+    assert with_records(grid, Wanted(patterns=["skewed/*"]), Store(tmp_path)).left_out == ("Very skewed",)
+    chosen, notes = with_data(grid, Wanted(patterns=["even/avg"]), tmp_path)
+    assert (chosen.columns, chosen.left_out, len(notes)) == ((), ("even",), 1)

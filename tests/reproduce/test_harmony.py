@@ -287,3 +287,8 @@ def test_it_can_be_shown_and_is_drawn_by_the_command(tmp_path: Path) -> None:
     )
     drawing = (out / "mine" / "harmony_skewed.svg").read_text()
     assert all(f">{word}<" in drawing for word in ("FedAvg", "Local", "Pareto front", "± standard error over 2 seeds"))
+
+
+def test_another_view_of_the_same_runs_is_drawn_beneath_the_first() -> None:
+    _, picture = shown(outcome())
+    assert [spot.beneath for spot in picture.plane.spots] == [False, True, False, False]

@@ -10,7 +10,7 @@ import torch
 from tests.reproduce.small import Run, column, grid_of, kept_of, outcome_of, row
 
 from fedmate.reproduce.grid import Wanted
-from fedmate.reproduce.outcome import Figure, Outcome, over_seeds
+from fedmate.reproduce.outcome import OTHER_VERSION, Figure, Outcome, over_seeds
 from fedmate.reproduce.store import Store
 
 FEDAVG, FT, FEDREP = row("fedavg"), row("ft", view="post", method={"name": "fedavg"}), row("fedrep", view="post")
@@ -186,3 +186,41 @@ def test_a_view_that_no_run_has_is_named_with_those_there_are() -> None:
     assert "fedavg: there is no view `posst`; its runs have pre, post" in outcome_of(grid, runs).notes()
     diverged = {"s10/fedavg": [Run({}, diverged_in=2)], "s70/fedavg": [Run({}, diverged_in=2)]}
     assert not any("no view" in note for note in outcome_of(grid, diverged).notes())
+
+
+def test_rows_that_nobody_has_tuned_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tuned.toml"
+    file.write_text("[fedavg.digits]\ntraining = { learning_rate = 0.2 }\n", encoding="utf-8")
+    monkeypatch.setattr("fedmate.experiment.tuned.FILE", file)
+    done = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})
+    runs = {"s10/fedavg": [done], "s70/fedavg": [done]}
+    notes = outcome_of(grid_of([S10, S70], [FEDAVG, FEDREP]), runs, Wanted(settings="tuned")).notes()
+    assert notes == ["left out, for `fedmate tune` has not been there: fedrep"]
+    other = column("m", name="MNIST", values={"dataset": {"name": "mnist"}})
+    notes = outcome_of(grid_of([S10, other], [FEDAVG]), runs, Wanted(settings="tuned")).notes()
+    assert notes == ["left out, for `fedmate tune` has not been there: fedavg (MNIST)"]
+
+
+def test_methods_whose_file_may_have_been_another_one_are_named() -> None:
+    runs = everything(Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}))
+    assert outcome_of(GRID, runs).versions() == []
+    for digest in ("ab", None):
+        old = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}, more={"method_sha256": digest})
+        outcome = outcome_of(GRID, runs | {"s70/fedrep": [old]})
+        assert outcome.outdated() == ["fedrep"]
+        assert outcome.notes() == outcome.versions() == [f"{OTHER_VERSION}: `fedrep`"]
+    dealt = replace(GRID, trains=False)
+    assert outcome_of(dealt, {"s70/fedrep": [old]}).versions() == []
+
+
+def test_rows_without_what_was_to_be_measured_are_named() -> None:
+    grid = replace(grid_of([S10, S70], [FEDAVG, FEDREP]), measures=("prototypes",))
+    lost = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)}, more={"measures": ["prototypes"]})
+    whole = lost._replace(arrays={"prototypes": torch.ones(1)})
+    runs = {f"{c.key}/{r.key}": [whole] for c in grid.columns for r in grid.rows}
+    assert outcome_of(grid, runs).notes() == []
+    notes = outcome_of(grid, runs | {"s70/fedrep": [lost]}).notes()
+    assert notes == ["without `prototypes`, which is not there: fedrep (s70)"]
+    unmeasured = whole._replace(more={})
+    notes = outcome_of(grid, runs | {"s10/fedavg": [unmeasured], "s70/fedavg": [unmeasured]}).notes()
+    assert notes == ["without `prototypes`, which is not there: fedavg"]

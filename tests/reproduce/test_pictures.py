@@ -232,7 +232,7 @@ def test_classes_that_a_client_does_not_hold_are_left_out() -> None:
 
 
 def test_rows_without_prototypes_have_no_panel() -> None:
-    bare, empty = run()._replace(arrays=None), run(0.0, 2)._replace(arrays={"prototypes": torch.zeros(0, 0, 0)})
+    bare, empty = run()._replace(arrays=None), run(0.0)._replace(arrays={"prototypes": torch.zeros(0, 0, 0)})
     grid = grid_of(COLUMNS[:1], ROWS)
     sheet, picture = prototypes(outcome_of(grid, {"s10/fedavg": [bare], "s10/local": [empty]}))
     assert isinstance(sheet, Sheet)
@@ -243,6 +243,16 @@ def test_rows_without_prototypes_have_no_panel() -> None:
     assert not sheet.bold
     (alone,) = prototypes(outcome_of(grid, {"s10/fedavg": [bare]}))
     assert isinstance(alone, Sheet)
+
+
+def test_prototypes_of_a_run_that_diverged_are_said_to_be_that() -> None:
+    diverged = run(0.0, 2)._replace(arrays={"prototypes": torch.zeros(0, 0, 0)})
+    runs = {"s10/fedavg": [run()], "s10/local": [diverged]}
+    sheet, picture = prototypes(outcome_of(grid_of(COLUMNS[:1], ROWS), runs))
+    assert isinstance(sheet, Sheet)
+    assert isinstance(picture, Clouds)
+    assert picture.panels[1].title == "Local\ndiverged"
+    assert sheet.rows[1] == ["Local", "diverged"]
 
 
 # -------------------- who holds what

@@ -253,7 +253,7 @@ def test_a_method_whose_file_has_changed_is_known(tmp_path: Path, monkeypatch: p
     sweep(work, Listener())
     assert not work.outdated()
     digest = kept.source_digest
-    monkeypatch.setattr("fedmate.reproduce.sweep.source_digest", lambda name: digest(name) if name != "local" else "x")
+    monkeypatch.setattr(kept, "source_digest", lambda name: digest(name) if name != "local" else "x")
     assert work.outdated() == ["local"]
 
 
@@ -263,3 +263,44 @@ def test_a_lock_that_cannot_be_taken_stops_its_cell_only(tmp_path: Path) -> None
     sweep(work, listener)
     assert list(listener.failures) == ["skewed/fedavg"]
     assert len(listener.ended_cells) == 3
+
+
+def test_a_cell_that_lost_its_arrays_is_measured_again(tmp_path: Path) -> None:
+    work = work_of(grid_of(tmp_path, GRID.replace('"fedavg"', '"fedproto"')), tmp_path, ("prototypes",))
+    work = work._replace(cells=work.cells[:1])
+    sweep(work, Listener())
+    name, listener = work.cells[0].name, Listener()
+    before, path = work.store.arrays(name), work.store.cells / f"{name}.safetensors"
+    path.unlink()
+    assert [cell.name for cell in work.left()] == [name]
+    assert not work._replace(measures=("flops",)).is_finished(name)
+    assert work._replace(measures=()).is_finished(name)
+    sweep(work, listener)
+    after = work.store.arrays(name)
+    assert listener.ended_cells == ["skewed/fedavg"]
+    assert not work.left()
+    assert before is not None
+    assert after is not None
+    assert after["prototypes"].equal(before["prototypes"])
+
+
+def test_what_a_method_does_not_record_is_said_before_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: object) -> None:
+        raise AssertionError("it is not trained")
+
+    monkeypatch.setattr("fedmate.reproduce.sweep.run_jobs", train)
+    work, listener = work_of(grid_of(tmp_path), tmp_path, ("prototypes",)), Listener()
+    sweep(work, listener)
+    assert list(listener.failures) == ["skewed/fedavg", "skewed/local", "even/fedavg", "even/local"]
+    assert listener.failures["even/fedavg"].startswith("`measures` has `prototypes`, but `fedavg` records none;")
+
+
+def test_a_view_that_there_is_not_is_said_when_the_first_run_has_ended(tmp_path: Path) -> None:
+    text = GRID.replace('view = "global"', 'view = "globl"')
+    work, listener = work_of(grid_of(tmp_path, text), tmp_path), Listener()
+    sweep(work._replace(cells=work.cells[:3]), listener)
+    assert listener.sentences == [
+        "global: there is no view `globl`; its runs have pre, post, global, classifier_tuned",
+    ]

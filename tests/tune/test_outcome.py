@@ -81,10 +81,25 @@ def test_the_best_is_saved_as_the_experiment_that_was_declared(
 
 
 def test_saving_again_replaces_what_was_saved(search: Search, trials: list[Trial], tmp_path: Path) -> None:
-    save(search, trials, tmp_path)
-    save(search, trials[:1], tmp_path)
-    assert resolve([load_file(tmp_path / "best.toml")]).training.learning_rate == 0.01
+    assert save(search, trials[:1], tmp_path)
+    assert save(search, trials, tmp_path)
+    assert resolve([load_file(tmp_path / "best.toml")]).training.learning_rate == 0.02
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.toml", "trials.csv"]
+
+
+def test_fewer_trials_of_a_search_do_not_replace_a_better_one(
+    search: Search, trials: list[Trial], tmp_path: Path
+) -> None:
+    save(search, trials, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    fewer = dataclasses.replace(search, trials=1)
+    assert not save(fewer, trials[:1], tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    other = dataclasses.replace(fewer, view="post")
+    assert save(other, trials[:1], tmp_path), "its scores are of something else"
+    assert resolve([load_file(tmp_path / "best.toml")]).training.learning_rate == 0.01
+    (tmp_path / "best.toml").write_text("# Mine.\n", encoding="utf-8")
+    assert save(fewer, trials[:1], tmp_path)
 
 
 def test_the_preset_stands_for_the_best_and_says_where_it_comes_from(made: tuple[Search, list[Trial], Store]) -> None:

@@ -80,7 +80,8 @@ def _list(console: Console) -> None:
     for name in names():
         grid = load_grid(name)
         number = len(grid.rows) * len(grid.columns)
-        console.out(f"{name:<17} {grid.title} ({number} cells a seed; {grid.source})", highlight=False)
+        about = "; ".join(filter(None, (f"{number} cells a seed", grid.source)))
+        console.out(f"{name:<17} {grid.title} ({about})", highlight=False)
 
 
 def _merge(console: Console, store: Store, folder: Path) -> None:
@@ -94,15 +95,16 @@ def _merge(console: Console, store: Store, folder: Path) -> None:
 
 
 def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:
-    """Run what is not finished, show all that is, and tell whether nothing is left."""
+    """Run what is not finished, show all that is, and tell whether nothing is left and all could be saved."""
     from fedmate.experiment.given import Given
+    from fedmate.reproduce.outcome import UNTUNED
     from fedmate.reproduce.stand_ins import with_data
     from fedmate.reproduce.sweep import Work
 
     chosen, notes = with_data(grid, wanted, data_dir)
-    untuned = chosen.untuned(wanted)
+    untuned = [f"{column.key}/{row.key}" for column, row in chosen.untuned(wanted)]
     if untuned:
-        notes.append(f"left out, for `fedmate tune` has not been there: {', '.join(untuned)}")
+        notes.append(f"{UNTUNED}: {', '.join(untuned)}")
     for note in notes:
         console.out(f"Note: {one_line(note)}", highlight=False)
     cells = chosen.cells(wanted)
@@ -122,8 +124,8 @@ def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, 
     if len(work.left()) == total:
         console.out("No cell is finished, so there is nothing to show.", highlight=False)
         return False
-    _show(console, chosen, wanted, store)
-    return not work.left()
+    is_saved = _show(console, chosen, wanted, store)
+    return is_saved and not work.left()
 
 
 def _sweep(console: Console, work: Work, jobs: int) -> None:
@@ -158,8 +160,8 @@ def _warnings(work: Work, grid: Grid) -> Iterator[str]:
         yield "there will be no pictures without matplotlib; install it with `pip install 'fedmate[plots]'`."
 
 
-def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> None:
-    """Print the tables of the finished cells, and save them with the pictures."""
+def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> bool:
+    """Print the tables of the finished cells, save them with the pictures, and tell whether that could be done."""
     from fedmate.reproduce.outcome import Outcome
     from fedmate.reproduce.saving import save
 
@@ -172,4 +174,6 @@ def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> None:
         console.print(table, highlight=False, width=width, crop=False)
     for note in saved.notes:
         console.out(f"Note: {one_line(note)}", highlight=False)
-    console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)
+    if saved.files:
+        console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)
+    return bool(saved.files)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MARK = ".fedmate-tune"
 """The file that tells the folder of a search from others; it is written before anything else."""
 
-MARKED = b"What `fedmate tune` found: each time, it writes trials.csv and best.toml anew.\n"
+MARKED = b"What `fedmate tune` found: it writes trials.csv and best.toml anew, unless those there are better.\n"
 """What the file says to who looks into it."""
 
 
@@ -65,7 +65,7 @@ def tune(
     from fedmate.experiment.given import Given
     from fedmate.reproduce.store import Store
     from fedmate.tune.outcome import preset_of
-    from fedmate.tune.presets import check_presets
+    from fedmate.tune.presets import check_presets, may_have_presets
     from fedmate.tune.search import Asked, Search, check_optuna
 
     check_optuna()
@@ -83,7 +83,8 @@ def tune(
     console = make_console()
     trials_done = _search(console, search, place, given)
     _save(console, search, trials_done, folder)
-    _give_preset(console, preset_of(search, trials_done, place), place, write)
+    if may_have_presets(search.experiment.dataset.name):
+        _give_preset(console, preset_of(search, trials_done, place), place, write)
 
 
 def _numbers(text: str | None) -> list[float]:
@@ -154,10 +155,13 @@ def _save(console: Console, search: Search, done: list[Trial], folder: Path) -> 
     from fedmate.report.sheets import to_rich
     from fedmate.tune.outcome import save, sheet_of
 
-    save(search, done, folder)
+    is_saved = save(search, done, folder)
     console.print(to_rich(sheet_of(search, done)), highlight=False)
     best = shlex.quote(str(folder / "best.toml"))
-    console.out(f"Saved: {folder} (trials.csv, best.toml). To run the best: fedmate run {best}", highlight=False)
+    said = (
+        f"Saved: {folder} (trials.csv, best.toml)." if is_saved else f"Left: {folder}, where more trials found better."
+    )
+    console.out(f"{said} To run the best: fedmate run {best}", highlight=False)
 
 
 def _give_preset(console: Console, entry: str, store: Store, write: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fedmate.report.figures import Picture
 from fedmate.report.labels import Scene, boxes_around, nearest_in, place_names
 from fedmate.report.panels import Entries, Frame, Look, arrange_panels
-from fedmate.report.plots import LETTER, LINES, POINTS, plain, shortened, written
+from fedmate.report.plots import LETTER, LINES, NAME, POINTS, plain, shortened, written
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,12 @@ SIZE = (6.6, 5.0)
 
 MARKER, NAME_SIZE = 5.5, LETTER - 2
 """Points that a marker and a letter beside it have."""
+
+RING = 3.0
+"""Points by which a marker is larger for each that lies on it, so that it is seen."""
+
+CLOSE = 0.004
+"""How near a point another covers it, in parts of the way from the smallest number to the largest."""
 
 LED = 9.0
 """Points from a point to its name from which on a line leads there."""
@@ -42,6 +49,7 @@ class Spot(NamedTuple):
         x, y: the numbers.
         errors: how far each may be off; `None` where that is not known.
         on_front: whether nobody surpasses it.
+        beneath: whether it is another view of somebody, drawn beneath everybody else.
     """
 
     name: str
@@ -51,6 +59,7 @@ class Spot(NamedTuple):
     y: float
     errors: tuple[float, float] | None
     on_front: bool
+    beneath: bool = False
 
 
 class Plane(NamedTuple):
@@ -93,9 +102,11 @@ class Tradeoff(Picture):
 
 def _paint(axes: Axes, plane: Plane) -> None:
     """Draw points and bars, and below them the front up to the edges."""
-    for spot in plane.spots:
+    spots = sorted(plane.spots, key=lambda spot: not spot.beneath)
+    for i, spot in enumerate(spots):
         look = Look.of(spot.look)
-        axes.plot([spot.x], [spot.y], linestyle="none", markersize=MARKER, zorder=3, **look.points)
+        size = MARKER + RING * _covering(spots, i)
+        axes.plot([spot.x], [spot.y], linestyle="none", markersize=size, zorder=3, **look.points)
         if spot.errors is not None:
             across, upward = spot.errors
             bars: dict[str, Any] = {"color": look.colour, "linewidth": 0.9, "alpha": 0.75, "zorder": 2.5}
@@ -106,6 +117,13 @@ def _paint(axes: Axes, plane: Plane) -> None:
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     axes.plot(*stairs(plane.spots, (axes.get_xlim()[0], axes.get_ylim()[0])).T, **FRONT)
     axes.grid(color=LINES, linewidth=0.4)
+
+
+def _covering(spots: Sequence[Spot], i: int) -> int:
+    """Return how many of those that are drawn after a point lie on it; more than two need not be told apart."""
+    places = np.array([(one.x, one.y) for one in spots])
+    near = np.abs(places - places[i]) <= CLOSE * np.ptp(places, axis=0)
+    return min(2, int(near[i + 1 :].all(1).sum()))
 
 
 def stairs(spots: Sequence[Spot], edges: tuple[float, float]) -> NDArray[np.float64]:
@@ -141,7 +159,13 @@ def _text(axes: Axes, spot: Spot) -> Annotation:
     """Write a name on its point, from where it is moved."""
     place: dict[str, Any] = {"xytext": (0, 0), "textcoords": "offset points", "ha": "center", "va": "center"}
     looks: dict[str, Any] = {"color": _dark(spot.look), "fontsize": NAME_SIZE, "zorder": 4, "parse_math": False}
-    return axes.annotate(shortened(plain(spot.name)), (spot.x, spot.y), in_layout=False, **looks, **place)
+    return axes.annotate(_in_lines(plain(spot.name)), (spot.x, spot.y), in_layout=False, **looks, **place)
+
+
+def _in_lines(name: str) -> str:
+    """Return a name in two lines if it is long, and no more of it than is useful."""
+    first, *rest = textwrap.wrap(name, NAME) or [name]
+    return "\n".join([first, *([shortened(" ".join(rest))] if rest else [])])
 
 
 def _lead(axes: Axes, spot: Spot, end: NDArray[np.float64]) -> None:

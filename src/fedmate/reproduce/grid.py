@@ -74,6 +74,11 @@ class Row:
     paper: Mapping[str, float]
 
 
+def no_view(row: Row, views: Sequence[str]) -> str:
+    """Say that the runs of a row lack its view, as a misspelt one."""
+    return f"{row.name}: there is no view `{row.view}`; its runs have {', '.join(views)}"
+
+
 class Wanted(NamedTuple):
     """Which cells of a grid are meant.
 
@@ -145,10 +150,15 @@ class Grid:
             for column, row in meant
         ]
 
-    def untuned(self, wanted: Wanted) -> list[str]:
-        """Return the `column/row` that are left out, for nobody has tuned the method on the data set."""
+    def untuned(self, wanted: Wanted) -> list[tuple[Column, Row]]:
+        """Return the places that are left out, for nobody has tuned the method on the data set."""
         places = self._places(wanted) if wanted.settings == TUNED else []
-        return [f"{column.key}/{row.key}" for column, row in places if not _was_tuned(column, row)]
+        return [place for place in places if not _was_tuned(*place)]
+
+    def meant(self, wanted: Wanted) -> Grid:
+        """Return it with the columns alone of which cells are meant."""
+        keys = {column.key for column, _ in self._places(wanted)}
+        return replace(self, columns=tuple(column for column in self.columns if column.key in keys))
 
     def _places(self, wanted: Wanted) -> list[tuple[Column, Row]]:
         return [(c, r) for c in self.columns for r in self.rows if _fits(f"{c.key}/{r.key}", wanted.patterns)]

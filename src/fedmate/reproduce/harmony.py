@@ -93,7 +93,12 @@ def _missing(outcome: Outcome, column: Column, drawn: Sequence[str]) -> list[str
 
 def _picture(outcome: Outcome, column: Column, standings: Sequence[Standing], front: Sequence[int]) -> Picture:
     alone = replace(outcome, cells=[cell for cell in outcome.cells if cell.column.key == column.key])
-    spots = [_spot(outcome, standing, i in front) for i, standing in enumerate(standings)]
+    seen = set[tuple[str, ...]]()
+    spots = []
+    for i, standing in enumerate(standings):
+        names = tuple(outcome.names(standing.row, column))
+        spots.append(_spot(outcome, standing, i in front)._replace(beneath=names in seen))
+        seen.add(names)
     several = sorted({standing.own.seeds for standing in standings if standing.own.seeds > 1})
     return Tradeoff(
         name_for("harmony", column),

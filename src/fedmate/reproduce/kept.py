@@ -91,6 +91,12 @@ class Kept:
         """The views that the method has, the three of every method first."""
         return [view for view, figures in self.summary["accuracy"].items() if figures is not None]
 
+    @property
+    def is_outdated(self) -> bool | None:
+        """Whether its method's file was another one when it was run; `None` if that was not recorded."""
+        digest = self.content.get("method_sha256")
+        return None if digest is None else digest != source_digest(self.config["method"]["name"])
+
     def accuracy(self, view: str, test: str) -> float | None:
         """Return the mean over clients at the end, in percent, if the method has the view."""
         if self.diverged_in is not None:
@@ -222,8 +228,13 @@ def condense(record: Record) -> dict[str, Any]:
 
 def source_digest(method: str) -> str | None:
     """Return what tells the file that a method is written in from others, if it can be read."""
+    return _source_digest(METHODS[method])
+
+
+@functools.cache
+def _source_digest(method: type) -> str | None:
     try:
-        source = inspect.getsource(inspect.getmodule(METHODS[method]))  # type: ignore[arg-type]
+        source = inspect.getsource(inspect.getmodule(method))  # type: ignore[arg-type]
     except (OSError, TypeError):
         return None
     return hashlib.sha256(source.encode()).hexdigest()

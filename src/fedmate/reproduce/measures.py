@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from fedmate.core import ClientData, Source, rows_of
-from fedmate.core.hollow import NOWHERE
+from fedmate.core.hollow import NOWHERE, hollow_update
 from fedmate.datasets import DATASETS
 from fedmate.errors import UserError
+from fedmate.experiment.build import Built
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored
+from fedmate.experiment.run import initial_server
 from fedmate.reproduce.workload import flops_of_update
 
 
@@ -25,10 +27,12 @@ class Measure(NamedTuple):
     Attributes:
         figures: entries for the JSON that is kept.
         arrays: arrays that are kept beside it.
+        check: raises `UserError` if a run will not have it, before it is trained.
     """
 
     figures: Callable[[Record, Given], dict[str, Any]] = lambda record, given: {}
     arrays: Callable[[Record], Mapping[str, Tensor]] | None = None
+    check: Callable[[Built], None] = lambda built: None
 
 
 def _prototypes(record: Record) -> dict[str, Tensor]:
@@ -40,14 +44,28 @@ def _prototypes(record: Record) -> dict[str, Tensor]:
         return {"prototypes": torch.zeros(0, 0, 0)}
     found = record.diagnostics(record.config["rounds"]) if (record.folder / "diagnostics").is_dir() else {}
     if "clients/prototypes" not in found:
-        name = record.config["method"]["name"]
-        raise UserError(
-            f"`measures` has `prototypes`, but `{name}` records none; leave it out, or run methods that have some."
-        )
+        raise _has_none(record.config["method"]["name"])
     own, valid = found["clients/prototypes"], found["clients/valid"]
     everyone = own.new_full((len(_sizes(record)), *own.shape[1:]), torch.nan)
     everyone[found["clients/ids"][valid]] = own[valid]
     return {"prototypes": everyone}
+
+
+def _check_prototypes(built: Built) -> None:
+    """Raise `UserError` if a client's update, followed by shapes alone, has none."""
+    try:
+        result = hollow_update(built.method, initial_server(built), built.federation.clients[0])
+    except RuntimeError:
+        # One that looks at numbers cannot be followed: it is seen when it has run.
+        return
+    if "prototypes" not in result.diagnostics:
+        raise _has_none(built.experiment.method.name)
+
+
+def _has_none(method: str) -> UserError:
+    return UserError(
+        f"`measures` has `prototypes`, but `{method}` records none; leave it out, or run methods that have some."
+    )
 
 
 def _flops(record: Record, given: Given) -> dict[str, Any]:
@@ -79,7 +97,21 @@ def _sizes(record: Record) -> list[int]:
     return [row["samples"] for row in record.clients if not row.get("newcomer")]
 
 
-MEASURES: dict[str, Measure] = {"flops": Measure(figures=_flops), "prototypes": Measure(arrays=_prototypes)}
+MEASURES: dict[str, Measure] = {
+    "flops": Measure(figures=_flops),
+    "prototypes": Measure(arrays=_prototypes, check=_check_prototypes),
+}
+
+
+def have_arrays(measures: Sequence[str]) -> bool:
+    """Tell whether some of the measures take arrays."""
+    return any(MEASURES[name].arrays is not None for name in measures)
+
+
+def check_measures(built: Built, measures: Sequence[str]) -> None:
+    """Raise `UserError` if a run will not have what the measures take, before it is trained."""
+    for name in measures:
+        MEASURES[name].check(built)
 
 
 def arrays_of(record: Record, measures: Sequence[str]) -> dict[str, Tensor] | None:

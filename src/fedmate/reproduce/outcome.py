@@ -10,9 +10,13 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
-from fedmate.reproduce.grid import Cell, Column, Grid, Row, Wanted
+from fedmate.reproduce.grid import Cell, Column, Grid, Row, Wanted, no_view
 from fedmate.reproduce.kept import Kept
+from fedmate.reproduce.measures import MEASURES
 from fedmate.reproduce.store import Store
+
+UNTUNED = "left out, for `fedmate tune` has not been there"
+OTHER_VERSION = "some cells were run with another version of their method's file, or before that was recorded"
 
 
 class Figure(NamedTuple):
@@ -97,7 +101,19 @@ class Outcome:
                 notes.append(f"{column.name}: {column.data} stands in for {column.stands_in_for}")
         if self.grid.left_out:
             notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
-        return notes + self._unfinished() + self._diverged() + self._unlike() + self._unknown_views()
+        notes += self._untuned() + self._unfinished() + self._unmeasured() + self._diverged() + self._unlike()
+        return notes + self._unknown_views() + self.versions()
+
+    def versions(self) -> list[str]:
+        """Say which methods' files may have been others when some of the cells were run."""
+        named = ", ".join(f"`{name}`" for name in self.outdated())
+        return [f"{OTHER_VERSION}: {named}"] if named else []
+
+    def outdated(self) -> list[str]:
+        """Return these methods."""
+        cells = [cell for cell in self.cells if cell.trains and cell.name in self.found]
+        names = {cell.experiment.method.name for cell in cells if self.found[cell.name].is_outdated is not False}
+        return sorted(names)
 
     def common_seeds(self, column: Column) -> list[int]:
         """Return the seeds of a column that all of its rows have; those that diverged do not count."""
@@ -123,6 +139,13 @@ class Outcome:
         """Return the outcome with some seeds only."""
         return replace(self, cells=[cell for cell in self.cells if cell.seed in seeds])
 
+    def _untuned(self) -> list[str]:
+        """Name the rows that nobody has tuned, and the columns where it is not in all of them."""
+        rows: dict[str, list[str]] = {}
+        for column, row in self.grid.untuned(self.wanted):
+            rows.setdefault(row.name, []).append(column.name)
+        return [f"{UNTUNED}: {'; '.join(self._places(rows))}"] if rows else []
+
     def _unfinished(self) -> list[str]:
         """Name the rows that are missing, and the columns where it is not in all of them, by seeds."""
         missing: dict[tuple[str, str], list[int]] = {}
@@ -140,8 +163,22 @@ class Outcome:
         for row, columns in rows.items():
             by_columns.setdefault(tuple(columns), []).append(row)
         for columns, names in by_columns.items():
-            where = "" if len(columns) == len(self.columns) else f" ({'; '.join(columns)})"
+            where = "" if {column.name for column in self.columns} <= {*columns} else f" ({'; '.join(columns)})"
             yield f"{', '.join(names)}{where}"
+
+    def _unmeasured(self) -> list[str]:
+        """Name the rows whose cells lack what the grid asks of them besides figures."""
+        notes = []
+        for measure in self.grid.measures:
+            rows: dict[str, dict[str, None]] = {}
+            for cell in self.cells:
+                kept = self.found.get(cell.name)
+                lost = MEASURES[measure].arrays is not None and cell.name not in self.arrays
+                if kept is not None and (lost or measure not in kept.measures):
+                    rows.setdefault(cell.row.name, {})[cell.column.name] = None
+            found = {row: [*columns] for row, columns in rows.items()}
+            notes += [f"without `{measure}`, which is not there: {'; '.join(self._places(found))}"] if rows else []
+        return notes
 
     def _diverged(self) -> list[str]:
         found = [(cell, self.found[cell.name].diverged_in) for cell in self.cells if cell.name in self.found]
@@ -156,7 +193,7 @@ class Outcome:
             runs = [kept for column in self.columns for kept in self.kept(row, column) if kept.diverged_in is None]
             views = list(dict.fromkeys(view for kept in runs for view in kept.views))
             if views and row.view not in views:
-                notes.append(f"{row.name}: there is no view `{row.view}`; its runs have {', '.join(views)}")
+                notes.append(no_view(row, views))
         return notes
 
     def _unlike(self) -> list[str]:

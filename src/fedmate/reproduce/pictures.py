@@ -181,7 +181,9 @@ def _silhouette(of_seeds: Sequence[Prototypes]) -> Figure | None:
 
 def _clouds(outcome: Outcome, column: Column, found: Mapping[str, Sequence[Prototypes]]) -> Clouds | None:
     """Return the picture of a column: the first seed of each row."""
-    panels = [_cloud(row.name, found[row.key][0]) for row in outcome.rows if found[row.key]]
+    panels = [
+        _cloud(row.name, found[row.key][0], _word(outcome, row, column)) for row in outcome.rows if found[row.key]
+    ]
     kept = _any(outcome, column)
     if not panels or kept is None:
         return None
@@ -191,9 +193,14 @@ def _clouds(outcome: Outcome, column: Column, found: Mapping[str, Sequence[Proto
     return Clouds(name, title, panels, _class_names(kept))
 
 
-def _cloud(name: str, shown: Prototypes) -> Cloud:
+def _word(outcome: Outcome, row: Row, column: Column) -> str:
+    """Say why there is no number: the run diverged; nothing if it is not known."""
+    return "diverged" if any(kept.diverged_in is not None for kept in outcome.kept(row, column)) else ""
+
+
+def _cloud(name: str, shown: Prototypes, word: str) -> Cloud:
     number, places = silhouette(shown), embed(shown.points)
-    title = f"{name}\nsilhouette {'unknown' if number is None else f'{number:.3f}'}"
+    title = f"{name}\n{word or 'silhouette unknown'}" if number is None else f"{name}\nsilhouette {number:.3f}"
     return Cloud(title, [(x, y) for x, y in places.tolist()], shown.classes.tolist() if len(places) else [])
 
 
@@ -205,7 +212,10 @@ def _silhouettes(outcome: Outcome, figures: Mapping[tuple[str, str], Figure | No
         found = [figures[row.key, column.key] for row in outcome.rows]
         means = [math.nan if figure is None else round(figure.mean, 3) for figure in found]
         bold |= {(j, i) for j, mean in enumerate(means) if mean == np.nanmax([*means, -math.inf])}
-        rows = [[*row, _digits(figure)] for row, figure in zip(rows, found, strict=True)]
+        words = [
+            _digits(figure) or _word(outcome, row, column) for row, figure in zip(outcome.rows, found, strict=True)
+        ]
+        rows = [[*row, word] for row, word in zip(rows, words, strict=True)]
     notes = [
         "silhouette of clients' prototypes by class, in the space of features: 1 is apart, 0 mixed, below 0 astray",
         "prototypes of the last round, of classes that a client holds; bold: the largest of a column",

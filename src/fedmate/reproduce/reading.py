@@ -24,7 +24,8 @@ from typing import Any
 from fedmate.core import Method
 from fedmate.core.options import options_of
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import NAMED_SECTIONS, General, Values, load_file
+from fedmate.experiment.config import DEFAULT_NAMES, NAMED_SECTIONS, General, Values, load_file
+from fedmate.experiment.figures import VIEWS
 from fedmate.methods import METHODS
 from fedmate.reproduce.grid import TESTS, Column, Grid, Row
 
@@ -94,6 +95,8 @@ class _Reader:
             grid.check()
         except UserError as error:
             raise self._error(f"cannot be run: {error}") from None
+        for row in grid.rows:
+            self._check_view(row)
         return grid
 
     def _column(self, key: str, values: Values, test: str) -> Column:
@@ -121,6 +124,12 @@ class _Reader:
             if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure):
                 raise self._error(f"has {_shown(figure)} for `{key}` in {where}; write a number, or leave it out.")
 
+    def _check_view(self, row: Row) -> None:
+        """Refuse a view that a method cannot have; what those that it adds are called is known when it has run."""
+        method = METHODS[row.values.get("method", {}).get("name", DEFAULT_NAMES["method"])]
+        if row.view not in VIEWS and method.extra_views is Method.extra_views:
+            raise self._error(f"has `view` {_shown(row.view)} in `[rows.{row.key}]`; {nearest(row.view, VIEWS)}")
+
     def _tables(self, values: Values, kind: str) -> Iterator[tuple[str, Values]]:
         tables = self._take(values, "", kind, dict, {})
         for key in tables:
@@ -136,8 +145,10 @@ class _Reader:
     def _rest(self, values: Values, where: str, others: Sequence[str]) -> Values:
         """Return what is left of a table: keys and sections of an experiment's file."""
         sections = [*NAMED_SECTIONS, "training"]
-        known = [*options_of(General), *sections]
+        known = [key for key in (*options_of(General), *sections) if key != "seed"]
         for key, value in values.items():
+            if key == "seed":
+                raise self._error(f"has `seed` in `{where}`, but every cell is run with seeds from 0; use `--seeds`.")
             if key not in known:
                 raise self._error(
                     f"has `{key}` in `{where}`, which it does not know; {nearest(key, [*others, *known])}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +29,7 @@ class Saved(NamedTuple):
 
     Attributes:
         folder: where it lies.
-        files: without their suffixes.
+        files: without their suffixes; none if nothing could be saved.
         tables: for a terminal.
         notes: sentences the user should read.
     """
@@ -39,29 +41,42 @@ class Saved(NamedTuple):
 
 
 def save(outcome: Outcome, out: Path) -> Saved:
-    """Write all that an experiment shows, over what an earlier call made of fewer cells."""
+    """Write all that an experiment shows, over what an earlier call made of fewer cells.
+
+    Where nothing can be written, a note says so, and what a terminal should show is there all the same.
+    """
     shown = [thing for name in outcome.grid.shows for thing in SHOWS[name](outcome)]
-    folder = out / folder_name(outcome.grid.name, outcome.wanted)
-    storage.make_folder(folder)
-    saved, common = Saved(folder, [], [], outcome.notes()), [*outcome.notes(), *published(outcome)]
-    for sheet in (thing for thing in shown if isinstance(thing, Sheet)):
-        forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
-        for suffix, content in forms.items():
-            storage.replace_by_parts(folder / f"{sheet.name}{suffix}", [content.encode()])
-        saved.files.append(sheet.name)
-        # What all tables say is printed once.
-        saved.tables.append(to_rich(replace(sheet, notes=[note for note in sheet.notes if note not in common])))
-    storage.replace_by_parts(folder / OURS, [to_csv(figures(outcome)).encode()])
-    pictures = [thing for thing in shown if isinstance(thing, Picture)]
+    sheets = [one for one in shown if isinstance(one, Sheet)]
+    pictures = [one for one in shown if isinstance(one, Picture)]
+    folder, notes = out / folder_name(outcome.grid.name, outcome.wanted), outcome.notes()
+    # What all tables say is printed once.
+    common = [*notes, *published(outcome)]
+    tables = [to_rich(replace(one, notes=[note for note in one.notes if note not in common])) for one in sheets]
     try:
-        if pictures:
-            check_picture(folder / f"{pictures[0].name}.svg")
+        storage.make_folder(folder)
+        for sheet in sheets:
+            forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
+            for suffix, content in forms.items():
+                storage.replace_by_parts(folder / f"{sheet.name}{suffix}", [content.encode()])
+        storage.replace_by_parts(folder / OURS, [to_csv(figures(outcome)).encode()])
+        files = [*(sheet.name for sheet in sheets), "figures"]
+        files += _draw(pictures, folder)
+    except OSError as error:
+        sentence = f"nothing is saved, for `{folder}` cannot be written ({error.strerror})."
+        return Saved(folder, [], tables, [*notes, sentence])
     except UserError as error:
-        return saved._replace(files=[*saved.files, "figures"], notes=[*saved.notes, str(error)])
+        return Saved(folder, files, tables, [*notes, str(error)])
+    return Saved(folder, files, tables, notes)
+
+
+def _draw(pictures: Sequence[Picture], folder: Path) -> list[str]:
+    """Write pictures, and return what they are called."""
+    if pictures:
+        check_picture(folder / f"{pictures[0].name}.svg")
     for picture in pictures:
         for suffix in FORMATS:
             storage.replace_by_parts(folder / f"{picture.name}{suffix}", [picture.draw(suffix)])
-    return saved._replace(files=[*saved.files, "figures", *(picture.name for picture in pictures)])
+    return [picture.name for picture in pictures]
 
 
 def _titled(sheet: Sheet) -> Sheet:
@@ -79,6 +94,10 @@ def check_out(out: Path, name: str, wanted: Wanted) -> None:
         raise UserError(
             f"`--out` is `{out}`, where no folder can be made ({error.strerror}); name another place."
         ) from None
+    if not os.access(out, os.W_OK):
+        raise UserError(
+            f"`--out` is `{out}`, which cannot be written; name another place, or only look at it with `--show`."
+        )
     folder = out / folder_name(name, wanted)
     if folder.exists() and not (folder / OURS).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"`{folder}` is in the way: it is nothing that fedmate made; move it, or use another `--out`.")

@@ -80,7 +80,7 @@ def spread(outcome: Outcome) -> list[Sheet]:
             cells = [_span(samples, "d"), _span(held, "d"), _span(largest, ".1f"), str(nobody)]
             rows.append([label(column), str(len(counts)), *cells])
     head = ["setting", "clients", "samples each", "classes each", "largest class in %", "classes nobody holds"]
-    return [dressed(outcome, Sheet("spread", "", head, rows, ["each: from the fewest to the most"]))]
+    return [dressed(outcome, Sheet("spread", "who holds what", head, rows, ["each: from the fewest to the most"]))]
 
 
 def _span(values: Sequence[float], form: str) -> str:

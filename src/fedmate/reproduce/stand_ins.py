@@ -18,7 +18,7 @@ from fedmate.reproduce.store import Store
 
 def with_data(grid: Grid, wanted: Wanted, folder: Path | None) -> tuple[Grid, list[str]]:
     """Return a grid with data sets that are at hand, and sentences about those that are not."""
-    place = data_folder(folder)
+    grid, place = grid.meant(wanted), data_folder(folder)
     chosen = _choose(grid, wanted, lambda column: missing(column.dataset, place) is None)
     notes = []
     for column in grid.columns:
@@ -32,6 +32,7 @@ def with_data(grid: Grid, wanted: Wanted, folder: Path | None) -> tuple[Grid, li
 
 def with_records(grid: Grid, wanted: Wanted, store: Store) -> Grid:
     """Return a grid with the data sets of which finished cells are there; nothing else is looked at."""
+    grid = grid.meant(wanted)
 
     def has_cells(column: Column) -> bool:
         cells = replace(grid, columns=(column,)).cells(wanted._replace(patterns=()))

@@ -55,6 +55,10 @@ class Store:
         """Tell whether a cell is finished."""
         return (self.cells / f"{name}.json").is_file()
 
+    def has_arrays(self, name: str) -> bool:
+        """Tell whether a file of arrays is beside a cell."""
+        return os.path.lexists(self._arrays_path(name))
+
     def find(self, name: str) -> Kept | None:
         """Return a finished cell, if there is one."""
         path = self.cells / f"{name}.json"
@@ -63,7 +67,10 @@ class Store:
 
     def arrays(self, name: str) -> dict[str, Tensor] | None:
         """Return a cell's arrays, if it has some."""
-        return _read_arrays(self.cells / f"{name}.safetensors")
+        return _read_arrays(self._arrays_path(name))
+
+    def _arrays_path(self, name: str) -> Path:
+        return self.cells / f"{name}.safetensors"
 
     def keep(self, name: str, content: Mapping[str, Any], arrays: Mapping[str, Tensor] | None = None) -> None:
         """Put a finished cell in; one that is there stays as it is, and gets what was measured since."""
@@ -80,7 +87,7 @@ class Store:
     def _keep_arrays(self, name: str, arrays: Mapping[str, Tensor]) -> None:
         held = self.arrays(name) or {}
         if not arrays.keys() <= held.keys():
-            storage.replace_by_parts(self.cells / f"{name}.safetensors", [save({**arrays, **held})])
+            storage.replace_by_parts(self._arrays_path(name), [save({**arrays, **held})])
 
     def _put(self, name: str, content: Mapping[str, Any]) -> Kept | None:
         """Put a new cell in, or return the one that another process has put there in the meantime."""

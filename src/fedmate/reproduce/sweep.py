@@ -31,9 +31,9 @@ from fedmate.experiment.jobs import resumed, run_jobs, started
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
-from fedmate.reproduce.grid import Cell
-from fedmate.reproduce.kept import FORMAT, command_of, condense, source_digest
-from fedmate.reproduce.measures import MEASURES, arrays_of
+from fedmate.reproduce.grid import Cell, no_view
+from fedmate.reproduce.kept import FORMAT, command_of, condense
+from fedmate.reproduce.measures import MEASURES, arrays_of, check_measures, have_arrays
 from fedmate.reproduce.store import Store
 from fedmate.storage import BusyError
 
@@ -92,16 +92,26 @@ class Work(NamedTuple):
         """Return the methods whose file was another one when their finished cells were run."""
         methods = set()
         for cell in self.cells:
-            kept, name = self.store.find(cell.name), cell.experiment.method.name
-            digest = None if kept is None else kept.content.get("method_sha256")
-            if digest is not None and digest != source_digest(name):
-                methods.add(name)
+            kept = self.store.find(cell.name)
+            if kept is not None and kept.is_outdated:
+                methods.add(cell.experiment.method.name)
         return sorted(methods)
 
     def is_finished(self, name: str) -> bool:
         """Tell whether a cell is kept with all that is asked of it."""
         kept = self.store.find(name)
-        return kept is not None and set(self.measures) <= set(kept.measures)
+        if kept is None or not set(self.measures) <= set(kept.measures):
+            return False
+        # A cell may have been copied without the arrays that it says were taken.
+        return self.store.has_arrays(name) or not have_arrays(self.measures)
+
+    def unknown_views(self, name: str) -> list[str]:
+        """Say which rows ask for a view that their run, which is finished, does not have."""
+        kept = self.store.find(name)
+        if kept is None or kept.diverged_in is not None or not kept.views:
+            return []
+        rows = {cell.row.key: cell.row for cell in self.cells if cell.name == name}
+        return [no_view(row, kept.views) for row in rows.values() if row.view not in kept.views]
 
 
 def sweep(work: Work, watcher: Watcher) -> None:
@@ -182,6 +192,8 @@ def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
         watcher.failed(cell.label, str(error) or type(error).__name__)
     else:
         watcher.ended(cell.label, time.perf_counter() - start)
+        for sentence in work.unknown_views(cell.name):
+            watcher.said(sentence)
 
 
 def _train(work: Work, cell: Cell, observer: Observer) -> None:
@@ -190,6 +202,8 @@ def _train(work: Work, cell: Cell, observer: Observer) -> None:
     begun = Request(given=work.given)
     anew = begun._replace(base=Layer(cell.key, tomllib.loads(cell.experiment.to_toml())))
     with resumed(begun, folder) if folder.exists() else started(anew, folder) as jobs:
+        if jobs[0].built is not None:
+            check_measures(jobs[0].built, work.measures)
         for note in jobs[0].notes:
             observer.said(note)
         # A run that diverges is finished, too, and says so itself.

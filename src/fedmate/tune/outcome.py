@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from fedmate.report.sheets import Sheet, to_csv
 from fedmate.reproduce.kept import Kept, command_of
 from fedmate.reproduce.store import Store
 from fedmate.tune.search import TRIALS, Search, Trial, ranked
+
+SAID = re.compile(r"# Trial \d+ of `(?P<command>.*)`: (?P<score>[\d.]+) % on validation samples\.\n")
+"""The first line of what is saved as the best."""
 
 
 def sheet_of(search: Search, trials: Sequence[Trial]) -> Sheet:
@@ -64,9 +68,14 @@ def preset_of(search: Search, trials: Sequence[Trial], store: Store) -> str:
     return "\n".join(lines) + "\n"
 
 
-def save(search: Search, trials: Sequence[Trial], folder: Path) -> None:
-    """Write the table and the best experiment, over those of an earlier call."""
+def save(search: Search, trials: Sequence[Trial], folder: Path) -> bool:
+    """Write the table and the best experiment, over those of an earlier call.
+
+    Those of the same search with more trials stay if they are better; returns whether something was written.
+    """
     best = ranked(trials)[0]
+    if (earlier := _saved_score(search, folder)) is not None and earlier > float(_figure(best.score)):
+        return False
     experiment = search.experiment_with(best.settings)
     said = f"# Trial {best.number} of `{command(search)}`: {_figure(best.score)} % on validation samples."
     storage.make_folder(folder)
@@ -75,6 +84,18 @@ def save(search: Search, trials: Sequence[Trial], folder: Path) -> None:
     table = replace(table, head=["trial", *search.start, *table.head[1 + len(search.start) :]])
     storage.replace_by_parts(folder / "trials.csv", [to_csv(table).encode()])
     storage.replace_by_parts(folder / "best.toml", [f"{said}\n{experiment.to_toml()}".encode()])
+    return True
+
+
+def _saved_score(search: Search, folder: Path) -> float | None:
+    """Return the score of the best that is saved there, if it is of the same search, however many its trials were."""
+    try:
+        found = SAID.match((folder / "best.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    usual = command(replace(search, trials=TRIALS))
+    is_same = found is not None and re.sub(r" --trials \d+", "", found["command"]) == usual
+    return float(found["score"]) if found is not None and is_same else None
 
 
 def command(search: Search) -> str:

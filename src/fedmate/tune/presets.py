@@ -50,7 +50,7 @@ class _Entry(NamedTuple):
 
 def check_presets(path: Path, dataset: str) -> None:
     """Raise `UserError` unless an entry for a data set could be put into a file."""
-    if dataset == "given" or "path" in options_of(DATASETS[dataset]):
+    if not may_have_presets(dataset):
         raise UserError(
             f"`--write` would make a preset for `{dataset}`, which is a name for any data; run the `best.toml` that is "
             "found instead."
@@ -59,6 +59,11 @@ def check_presets(path: Path, dataset: str) -> None:
         check_entries(str(path), load_file(path).values)
     elif not Path(os.path.realpath(path)).parent.is_dir():
         raise UserError(f"`--write` got `{path}`, whose folder does not exist; make it first.")
+
+
+def may_have_presets(dataset: str) -> bool:
+    """Tell whether a data set's name says what it is: some are names for any data."""
+    return dataset != "given" and "path" not in options_of(DATASETS[dataset])
 
 
 def write_preset(path: Path, entry: str, store: Store) -> None:
