@@ -20,7 +20,7 @@ from fedmate.report.figures import Picture
 from fedmate.report.sheets import Sheet, to_markdown
 from fedmate.reproduce.grid import SETTINGS, Wanted
 from fedmate.reproduce.kept import Kept
-from fedmate.reproduce.outcome import Outcome
+from fedmate.reproduce.outcome import OTHER_VERSION, Outcome
 from fedmate.reproduce.presentation import SHOWS
 from fedmate.reproduce.reading import load_grid
 from fedmate.reproduce.saving import folder_name
@@ -42,6 +42,9 @@ SEEDS = {"generalization": 3}
 
 TUNED = ("generalization",)
 """What is shown with tuned settings, too; others have a few of its cells."""
+
+ONCE = ("published in: ", OTHER_VERSION)
+"""How notes of a table begin that stand elsewhere."""
 
 INTRODUCTION = """\
 # Results
@@ -118,16 +121,19 @@ def _differences(outcome: Outcome) -> Iterator[float]:
 
 def _section(outcome: Outcome) -> str:
     """Return what we make of an experiment, then its tables and pictures; what all tables say stands there once."""
-    parts = [f"## {_title(outcome)}\n", f"`{_command(outcome)}`; {outcome.grid.source}.\n"]
+    about = "; ".join(filter(None, (f"`{_command(outcome)}`", outcome.grid.source)))
+    parts = [f"## {_title(outcome)}\n", f"{about}.\n"]
     remarks = FOLDER / "remarks" / f"{_folder(outcome)}.md"
     parts += [remarks.read_text(encoding="utf-8")] if remarks.exists() else []
     notes, heading = outcome.notes(), "Against the paper" if any(_differences(outcome)) else "Accuracy"
-    parts += ["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []
+    # With which versions runs were made is said of all of them together, where they are named.
+    said = [note for note in notes if not note.startswith(OTHER_VERSION)]
+    parts += ["\n".join(f"- {note}" for note in said) + "\n"] if said else []
     for thing in _shown(outcome):
         if isinstance(thing, Sheet):
             title = thing.title.removeprefix(outcome.grid.title).lstrip("; ")
             title = title if title and not title.startswith(",") else heading + title
-            own = [note for note in thing.notes if note not in notes and not note.startswith("published in: ")]
+            own = [note for note in thing.notes if note not in notes and not note.startswith(ONCE)]
             parts.append(to_markdown(replace(thing, title=f"{title[0].upper()}{title[1:]}", notes=own)))
         else:
             parts.append(f"![{thing.title}](pictures/results/{_folder(outcome)}_{thing.name}.svg)\n")
@@ -182,7 +188,11 @@ def _settings(entry: Mapping[str, Any]) -> str:
 def _sources(found: list[Outcome]) -> str:
     """Say where every number comes from."""
     runs = {name: kept for outcome in found for name, kept in sorted(outcome.found.items())}
-    lines = [f"## The {len(runs)} runs\n", "Data, by the digest that `fedmate` has for its content:\n"]
+    lines = [
+        f"## The {len(runs)} runs\n",
+        _versions(found),
+        "Data, by the digest that `fedmate` has for its content:\n",
+    ]
     data = {(kept.config["dataset"]["name"], kept.content["data_sha256"]): None for kept in runs.values()}
     lines += [*(f"- {name}: `{digest}`" for name, digest in sorted(data)), ""]
     for where in dict.fromkeys(map(_where, runs.values())):
@@ -194,6 +204,13 @@ def _sources(found: list[Outcome]) -> str:
         lines += [_source(name, kept) for name, kept in sorted(runs.items()) if _where(kept) == where]
         lines.append("")
     return "\n".join(lines)
+
+
+def _versions(found: list[Outcome]) -> str:
+    """Say once for all experiments what `Outcome.versions` says of each."""
+    methods = {name for outcome in found for name in outcome.outdated()}
+    named = ", ".join(f"`{name}`" for name in sorted(methods))
+    return f"{OTHER_VERSION[0].upper()}{OTHER_VERSION[1:]}: {named}.\n" if methods else ""
 
 
 def _where(kept: Kept) -> str:
