@@ -11,12 +11,11 @@ import torch
 import fedmate
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.given import NOTHING
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import initial_server
 from fedmate.reproduce import measures
-from fedmate.reproduce.measures import MEASURES, arrays_of
+from fedmate.reproduce.measures import arrays_of, counted_of
 from fedmate.reproduce.store import Store
 from fedmate.reproduce.workload import flops_of_update
 
@@ -30,7 +29,7 @@ def run(folder: Path, method: str, **more: Any) -> Record:
 
 
 def flops(record: Record) -> int:
-    found = MEASURES["flops"].figures(record, NOTHING)
+    found = counted_of(build(stored_experiment(record.folder)), ["flops"])
     assert list(found) == ["flops_per_round"]
     number: int = found["flops_per_round"]
     return number

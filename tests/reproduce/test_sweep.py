@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,40 @@ def test_what_is_measured_later_is_added_to_a_cell_that_is_finished(tmp_path: Pa
     held = arrays.store.arrays(name)
     assert held is not None
     assert held["prototypes"].shape[:2] == (3, 10)
+
+
+def test_what_can_be_counted_needs_no_run(tmp_path: Path) -> None:
+    """A cell that came from elsewhere, without its record, gets its operations; the run is not repeated."""
+    grid = grid_of(tmp_path)
+    work, fresh = work_of(grid, tmp_path), work_of(grid, tmp_path / "again", ("flops",))
+    work, fresh = (one._replace(cells=one.cells[:1]) for one in (work, fresh))
+    name = work.cells[0].name
+    sweep(work, Listener())
+    sweep(fresh, Listener())
+    shutil.rmtree(work.store.run_folder(name))
+    later, listener = work._replace(measures=("flops",)), Listener()
+    sweep(later, listener)
+    assert listener.ended_cells == ["skewed/fedavg"]
+    assert not work.store.run_folder(name).exists()
+    counted, run = later.store.find(name), fresh.store.find(name)
+    assert counted is not None
+    assert run is not None
+    assert counted.content["flops_per_round"] == run.content["flops_per_round"] > 0
+    assert counted.measures == ["flops"]
+
+
+def test_nothing_is_counted_on_other_samples(tmp_path: Path) -> None:
+    work, listener = work_of(grid_of(tmp_path), tmp_path), Listener()
+    work = work._replace(cells=work.cells[:1])
+    sweep(work, listener)
+    path = work.store.cells / f"{work.cells[0].name}.json"
+    content = json.loads(path.read_text())
+    content["summary"]["partition_sha256"] = "0" * 64
+    path.write_text(json.dumps(content))
+    before = path.read_bytes()
+    sweep(work._replace(measures=("flops",)), listener)
+    assert "was dealt from other samples" in listener.failures["skewed/fedavg"]
+    assert path.read_bytes() == before
 
 
 def test_cells_that_others_are_running_are_known(tmp_path: Path) -> None:

@@ -1,36 +1,35 @@
-"""What some experiments ask of a run besides its figures: it is taken when the run ends, and kept with them."""
+"""What some experiments ask of a run besides its figures: it is kept with them.
+
+Some of it is taken from the run when it ends. Some can be counted from its declaration: a run that is kept without it
+need not be run again.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmate.core import ClientData, Source, rows_of
-from fedmate.core.hollow import NOWHERE, hollow_update
-from fedmate.datasets import DATASETS
+from fedmate.core.hollow import hollow_update
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built
-from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record
-from fedmate.experiment.restore import Restored
-from fedmate.experiment.run import initial_server
+from fedmate.experiment.run import initial_server, sample_participants
 from fedmate.reproduce.workload import flops_of_update
 
 
 class Measure(NamedTuple):
-    """Something taken from a finished run.
+    """Something about a run.
 
     Attributes:
-        figures: entries for the JSON that is kept.
-        arrays: arrays that are kept beside it.
+        counted: entries for the JSON that is kept, from the experiment alone.
+        arrays: arrays that are kept beside it, from the finished run.
         check: raises `UserError` if a run will not have it, before it is trained.
     """
 
-    figures: Callable[[Record, Given], dict[str, Any]] = lambda record, given: {}
+    counted: Callable[[Built], dict[str, Any]] | None = None
     arrays: Callable[[Record], Mapping[str, Tensor]] | None = None
     check: Callable[[Built], None] = lambda built: None
 
@@ -68,28 +67,24 @@ def _has_none(method: str) -> UserError:
     )
 
 
-def _flops(record: Record, given: Given) -> dict[str, Any]:
+def _flops(built: Built) -> dict[str, Any]:
     """Return the operations of all participants' local updates in a round; on average, where not all take part."""
-    run, sizes, rows = Restored(record.folder, given.module), _sizes(record), record.rounds
+    general, clients, server = built.experiment.general, built.federation.clients, initial_server(built)
     # Clients of one size do the same.
-    update = functools.cache(lambda size: flops_of_update(run.method, run.server, _samples(run, size)))
+    by_size = {len(data.y): data for data in clients}
     try:
-        total = sum(update(sizes[row["client"]]) for row in rows)
+        updates = {size: flops_of_update(built.method, server, data) for size, data in by_size.items()}
     except RuntimeError as error:
         raise UserError(
-            f"`measures` has `flops`, but those of `{run.experiment.method.name}` cannot be counted from shapes alone "
-            f"({str(error).strip().splitlines()[0]}); leave it out."
+            f"`measures` has `flops`, but those of `{built.experiment.method.name}` cannot be counted from shapes "
+            f"alone ({str(error).strip().splitlines()[0]}); leave it out."
         ) from None
-    return {"flops_per_round": round(total / rows[-1]["round"])}
-
-
-def _samples(run: Restored, size: int) -> ClientData:
-    """Return as many samples as a client holds, without content, varied in training as the data set's are."""
-    dataset = DATASETS[run.experiment.dataset.name](**run.experiment.dataset.options)
-    samples = torch.empty(size, *run.card.input_shape, dtype=torch.uint8, device=NOWHERE)
-    scale = torch.empty((), dtype=getattr(torch, run.card.dtype), device=NOWHERE)
-    rows = torch.empty(size, dtype=torch.int64, device=NOWHERE)
-    return rows_of(Source(samples, scale, scale, dataset.augmentation), rows, rows)
+    present = [
+        client
+        for number in range(general.rounds)
+        for client in sample_participants(general.seed, number, len(clients), general.participation)
+    ]
+    return {"flops_per_round": round(sum(updates[len(clients[one].y)] for one in present) / general.rounds)}
 
 
 def _sizes(record: Record) -> list[int]:
@@ -98,7 +93,7 @@ def _sizes(record: Record) -> list[int]:
 
 
 MEASURES: dict[str, Measure] = {
-    "flops": Measure(figures=_flops),
+    "flops": Measure(counted=_flops),
     "prototypes": Measure(arrays=_prototypes, check=_check_prototypes),
 }
 
@@ -106,6 +101,20 @@ MEASURES: dict[str, Measure] = {
 def have_arrays(measures: Sequence[str]) -> bool:
     """Tell whether some of the measures take arrays."""
     return any(MEASURES[name].arrays is not None for name in measures)
+
+
+def are_counted(measures: Iterable[str]) -> bool:
+    """Tell whether all of the measures can be had without the run."""
+    return all(MEASURES[name].counted is not None for name in measures)
+
+
+def counted_of(built: Built, measures: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of the measures that are counted from an experiment."""
+    found: dict[str, Any] = {}
+    for name in measures:
+        count = MEASURES[name].counted
+        found |= {} if count is None else count(built)
+    return found
 
 
 def check_measures(built: Built, measures: Sequence[str]) -> None:

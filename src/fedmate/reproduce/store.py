@@ -81,7 +81,7 @@ class Store:
         old = self.find(name) or self._put(name, content)
         if old is not None and not set(content.get("measures", [])) <= set(old.measures):
             measures = sorted({*old.measures, *content["measures"]})
-            everything = {**content, **old.content, "measures": measures}
+            everything = {**old.content, **content, **old.content, "measures": measures}
             storage.replace_by_parts(self.cells / f"{name}.json", [_to_json(everything)])
 
     def _keep_arrays(self, name: str, arrays: Mapping[str, Tensor]) -> None:

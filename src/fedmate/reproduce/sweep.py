@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedmate.errors import UserError
-from fedmate.experiment.build import Built
+from fedmate.experiment.build import Built, build
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import Layer
 from fedmate.experiment.deal import deal
@@ -33,7 +33,7 @@ from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
 from fedmate.reproduce.grid import Cell, no_view
 from fedmate.reproduce.kept import FORMAT, command_of, condense
-from fedmate.reproduce.measures import MEASURES, arrays_of, check_measures, have_arrays
+from fedmate.reproduce.measures import are_counted, arrays_of, check_measures, counted_of, have_arrays
 from fedmate.reproduce.store import Store
 from fedmate.storage import BusyError
 
@@ -99,11 +99,16 @@ class Work(NamedTuple):
 
     def is_finished(self, name: str) -> bool:
         """Tell whether a cell is kept with all that is asked of it."""
+        return self.missing(name) == set()
+
+    def missing(self, name: str) -> set[str] | None:
+        """Return the measures that a cell is kept without; `None` if it is not kept."""
         kept = self.store.find(name)
-        if kept is None or not set(self.measures) <= set(kept.measures):
-            return False
+        if kept is None:
+            return None
         # A cell may have been copied without the arrays that it says were taken.
-        return self.store.has_arrays(name) or not have_arrays(self.measures)
+        lost = set() if self.store.has_arrays(name) else {one for one in self.measures if have_arrays([one])}
+        return ({*self.measures} - {*kept.measures}) | lost
 
     def unknown_views(self, name: str) -> list[str]:
         """Say which rows ask for a view that their run, which is finished, does not have."""
@@ -184,10 +189,12 @@ def _listen(ends: list[Connection], watcher: Watcher) -> None:
 def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
     observer, start = watcher.began(cell.label), time.perf_counter()
     try:
-        if cell.trains:
-            _train(work, cell, observer)
-        else:
+        if not cell.trains:
             work.store.keep(cell.name, _dealt(cell, work.given))
+        elif (missing := work.missing(cell.name)) is not None and are_counted(missing):
+            work.store.keep(cell.name, _counted(work, cell))
+        else:
+            _train(work, cell, observer)
     except Exception as error:  # What is wrong with one cell is no reason to lose the night for the others.
         watcher.failed(cell.label, str(error) or type(error).__name__)
     else:
@@ -209,10 +216,24 @@ def _train(work: Work, cell: Cell, observer: Observer) -> None:
         # A run that diverges is finished, too, and says so itself.
         run_jobs(jobs, lambda: observer)
     record = Record(folder)
-    content = condense(record) | {"measures": sorted(work.measures)}
-    for measure in work.measures:
-        content |= MEASURES[measure].figures(record, work.given)
-    work.store.keep(cell.name, content, arrays_of(record, work.measures))
+    work.store.keep(cell.name, condense(record) | _counted(work, cell), arrays_of(record, work.measures))
+
+
+def _counted(work: Work, cell: Cell) -> dict[str, Any]:
+    """Return what is asked of a cell that its declaration tells, for a run that has all else."""
+    counts = [name for name in work.measures if are_counted([name])]
+    found: dict[str, Any] = {"measures": sorted(work.measures)}
+    if not counts:
+        return found
+    # Nothing is computed there, so that any machine will do.
+    built = build(cell.experiment.with_general(device="cpu", backend="sequential"), work.given)
+    kept = work.store.find(cell.name)
+    if kept is not None and kept.summary["partition_sha256"] != built.dealt.sha256:
+        raise UserError(
+            f"the cell `{cell.name}` was dealt from other samples than those at hand, so that {', '.join(counts)} of "
+            "it cannot be counted here; use the data it was run with."
+        )
+    return found | counted_of(built, counts)
 
 
 def _dealt(cell: Cell, given: Given) -> Mapping[str, Any]:
