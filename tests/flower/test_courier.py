@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
@@ -339,6 +340,12 @@ def test_an_error_in_a_simulation_ends_it(grid: Grid) -> None:
         with pytest.raises(LostError) as lost:
             courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
         assert str(lost.value) == f"a worker process of the simulation has died or failed ({cause})"
+    # That no worker is left for a message says less than why.
+    pool, died = "<class 'IndexError'>:<'pop from empty list'>", "<class 'ray.exceptions.ActorDiedError'>:<'It died.'>"
+    for reasons, cause in (([pool, died, pool], "ray.exceptions.ActorDiedError: It died."), ([pool] * 3, pool[8:18])):
+        grid.reply = partial(lambda reasons, client, message: Error(0, reasons[client]), reasons)
+        with pytest.raises(LostError, match=re.escape(f"({cause}")):
+            courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
     # A client's own fault does not.
     grid.reply = lambda client, message: write_answer(Fault("ValueError: odd")) if client == 2 else good(message)
     found = courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)

@@ -28,6 +28,8 @@ BRIEF = 0.05
 SLACK = 60.0
 """Seconds that a message stays valid after nobody waits for its answer any longer: expiry is no error then."""
 
+EMPTY_POOL = "pop from empty list"
+"""What Flower says to a message for which no worker is left."""
 
 _RAISED = re.compile(r"^<class '|'>:<'|'>$")
 """What Flower puts around an error that was raised: its type and its text."""
@@ -176,8 +178,9 @@ class GridCourier(Courier):
         if self._alive is not None:
             with reached():
                 pulled = list(self.grid.pull_messages(set(sent)))
-            numbered = {reply.metadata.reply_to_message_id: reply for reply in pulled}
-            return {number: self._open(reply) for number, reply in numbered.items() if number in sent}
+            _check_workers(pulled)
+            numbered = {reply.metadata.reply_to_message_id: reply.content for reply in pulled}
+            return {number: content for number, content in numbered.items() if number in sent}
         # Looked at first: what a node answered before it went away is still there.
         present = self._present()
         found = {number: reply for number in sent if (reply := self._pull(number)) is not None}
@@ -195,20 +198,29 @@ class GridCourier(Courier):
             # Either Flower is gone, which this says, or it is the message.
             self._present()
             return Fault(f"answer refused, it cannot be unpacked ({type(error).__name__})")
-        return next((self._open(one) for one in pulled if one.metadata.reply_to_message_id == number), None)
-
-    def _open(self, reply: Message) -> RecordDict | Fault:
-        if not reply.has_error():
-            return reply.content
-        reason = reply.error.reason or f"error {reply.error.code}"
-        if self._alive is not None:
-            raise LostError(f"a worker process of the simulation has died or failed ({_cause(reason)})")
-        return Fault(f"Flower reports: {sentence(reason)}")
+        return next((_open(one) for one in pulled if one.metadata.reply_to_message_id == number), None)
 
     def _rest(self) -> None:
         if self._alive is not None and not self._alive():
             raise LostError("the simulation has ended by itself")
         time.sleep(PAUSE if self._alive is None else BRIEF)
+
+
+def _open(reply: Message) -> RecordDict | Fault:
+    return Fault(f"Flower reports: {sentence(_reason(reply))}") if reply.has_error() else reply.content
+
+
+def _check_workers(replies: Collection[Message]) -> None:
+    """Raise `LostError` if a simulation reports an error, which no client of ours makes: a worker is lost."""
+    reasons = [_reason(reply) for reply in replies if reply.has_error()]
+    if reasons:
+        # That Flower's pool is empty is what comes of it for the others, and does not say why.
+        told = min(reasons, key=lambda reason: EMPTY_POOL in reason)
+        raise LostError(f"a worker process of the simulation has died or failed ({_cause(told)})")
+
+
+def _reason(reply: Message) -> str:
+    return reply.error.reason or f"error {reply.error.code}"
 
 
 def _cause(reason: str) -> str:
