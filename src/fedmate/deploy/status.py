@@ -58,7 +58,7 @@ class ServerStatus(NamedTuple):
     Attributes:
         round: how many rounds are done.
         rounds: how many there are to be.
-        when: when the last one was.
+        when: when the last one was, in UTC, as sites' logs have it.
         is_finished: whether the run came to its end.
         clients: those that were asked.
     """
@@ -135,11 +135,11 @@ def server_status(folder: Path) -> ServerStatus:
     rows = [row for row in record.rounds if int(row["round"]) <= standing.round]
     clients = sorted({int(row["client"]) for row in rows})
     manifest = folder / "checkpoint" / "checkpoint.json"
-    when = datetime.datetime.fromtimestamp(manifest.stat().st_mtime).astimezone()
+    when = datetime.datetime.fromtimestamp(manifest.stat().st_mtime, datetime.UTC)
     return ServerStatus(
         round=standing.round,
         rounds=int(record.config["rounds"]),
-        when=f"{when:%Y-%m-%d %H:%M:%S}",
+        when=f"{when:%Y-%m-%dT%H:%M:%SZ}",
         is_finished=record.finished,
         clients=[_client(client, [row for row in rows if int(row["client"]) == client]) for client in clients],
     )
