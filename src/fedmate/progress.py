@@ -58,12 +58,13 @@ class Lines(Observer):
 
     def round_done(self, done: int, headline: float | None) -> None:
         """Print a line when there is something to tell."""
-        evaluated = headline != self._shown
-        if not evaluated and done % max(1, self._rounds // 10) and done != self._rounds:
+        is_new = headline != self._shown
+        if not is_new and done % max(1, self._rounds // 10) and done != self._rounds:
             return
         self._shown = headline  # type: ignore[assignment]
         left = (time.perf_counter() - self._start) / (done - self._before) * (self._rounds - done)
-        accuracy = "" if headline is None else f"  accuracy {headline:.2f} %"
+        # What was said before is not said again, as if it had been looked at again; the end says it in any case.
+        accuracy = f"  accuracy {headline:.2f} %" if headline is not None and (is_new or done == self._rounds) else ""
         self.said(f"{self._name}: round {done}/{self._rounds}{accuracy}  {left:.0f} s left")
 
     def said(self, sentence: str) -> None:
