@@ -253,10 +253,49 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     theirs, out = tmp_path / "theirs", tmp_path / "out"
     call(str(grid), "--out", str(theirs), "--cells", "skewed/local", "--quick")
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
-    for more in (["--merge", str(theirs), "--show"], []):
-        with pytest.raises(UserError, match=r"`--out` is `.*out`, which cannot be written; .* `--show`\.$"):
+    told = r"`--out` is `.*out`, but into `.*{}` nothing can be written; name another place, or {}\.$"
+    look, leave = "only look at it with `--show`", "leave out `--merge`"
+    for more, advice in ((["--merge", str(theirs), "--show"], leave), ([], look)):
+        with pytest.raises(UserError, match=told.format("out", advice)):
             call(str(grid), "--out", str(out), "--quick", *more)
     assert not any(out.iterdir())
+    (out / "cells").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or Path(path).name != "cells")
+    with pytest.raises(UserError, match=told.format("cells", look)):
+        call(str(grid), "--out", str(out), "--quick")
+    assert [path.name for path in out.iterdir()] == ["cells"]
+
+
+def test_a_file_that_cannot_be_written_does_not_hide_those_that_were(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [str(grid), "--out", str(out), "--cells", "skewed/*", "--quick"]
+    grid.write_text(GRID.replace(', "ranking"', ""))
+    call(*words)
+    for path in (out / "small-quick").glob("curves.*"):
+        path.unlink()
+    (out / "small-quick" / "curves.svg").mkdir()
+    text = " ".join(call(*words, status=1).split())
+    assert f"not everything is saved, for a file in `{out / 'small-quick'}` cannot be written (" in text
+    assert "small-quick (accuracy, views_skewed, figures)" in text
+
+
+def test_cells_without_what_cannot_be_counted_are_shown(grid: Path, tmp_path: Path) -> None:
+    words = [str(grid), "--out", str(tmp_path / "out"), "--cells", "skewed/*", "--quick"]
+    call(*words)
+    for path in (tmp_path / "out" / "cells").glob("*.json"):
+        content = json.loads(path.read_text())
+        content["summary"]["partition_sha256"] = "0" * 64
+        path.write_text(json.dumps(content))
+    grid.write_text('measures = ["flops"]\n' + GRID)
+    text = call(*words, status=1)
+    assert "was dealt from other samples" in text
+    assert "without `flops`, which is not there" in text
+
+
+def test_measures_without_runs_are_refused(grid: Path, tmp_path: Path) -> None:
+    grid.write_text('measures = ["flops"]\ntrains = false\n' + GRID)
+    with pytest.raises(UserError, match="has `measures`, but `trains` is false: there is no run to measure; leave one"):
+        call(str(grid), "--out", str(tmp_path / "out"))
 
 
 def test_what_is_missing_from_a_comparison_stands_in_its_files(

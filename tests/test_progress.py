@@ -37,11 +37,11 @@ def shown(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-def test_lines_are_plain(four_rounds: Built) -> None:
+def test_lines_are_plain_and_tell_an_accuracy_when_it_was_measured() -> None:
     console, file = piped()
     lines = Lines(console)
-    lines.started(four_rounds, 0)
-    for done, headline in ((1, None), (2, 12.345), (3, 12.345), (4, 55.5)):
+    lines.started(make("rounds=4", "eval_every=2", "method.name=fedavg"), 0)
+    for done, headline in ((1, None), (2, 12.345), (3, 12.345), (4, 12.345)):
         lines.round_done(done, headline)
     text = file.getvalue()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
@@ -49,7 +49,7 @@ def test_lines_are_plain(four_rounds: Built) -> None:
         "fedavg: round 1/4  N s left",
         "fedavg: round 2/4  accuracy 12.35 %  N s left",
         "fedavg: round 3/4  N s left",
-        "fedavg: round 4/4  accuracy 55.50 %  N s left",
+        "fedavg: round 4/4  accuracy 12.35 %  N s left",
     ]
     assert text.splitlines()[-1].endswith("  0 s left")
 
@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
     # Half a minute for the one round of this process, so as much for the one that is left.
     assert file.getvalue().splitlines() == [
         "fedavg: continuing after round 2/4",
-        "fedavg: round 3/4  accuracy 12.35 %  30 s left",
+        "fedavg: round 3/4  30 s left",
     ]
 
 
@@ -78,14 +78,15 @@ def test_a_bar_that_goes_on_begins_where_it_was(four_rounds: Built) -> None:
     assert re.search(r"fedavg .*round +3/4", shown(file.getvalue()).splitlines()[-1])
 
 
-def test_a_long_run_prints_about_every_tenth_round_and_each_new_accuracy() -> None:
+def test_a_long_run_prints_about_every_tenth_round_and_each_look() -> None:
     console, file = piped()
     lines = Lines(console)
-    lines.started(make("rounds=100"), 0)
+    lines.started(make("rounds=100", "eval_every=35"), 0)
     for done in range(1, 101):
-        lines.round_done(done, None if done < 25 else 30.0 if done < 100 else 31.0)
+        lines.round_done(done, None if done < 35 else 30.0)
     rounds = [int(found) for found in re.findall(r"round (\d+)/100", file.getvalue())]
-    assert rounds == [10, 20, 25, *range(30, 101, 10)]
+    assert rounds == [10, 20, 30, 35, 40, 50, 60, 70, 80, 90, 100]
+    assert re.findall(r"round (\d+)/100  accuracy", file.getvalue()) == ["35", "70", "100"]
 
 
 def test_a_sentence_is_one_line_as_it_stands() -> None:

@@ -42,29 +42,29 @@ class Bar(Observer):
 
 @final
 class Lines(Observer):
-    """A line whenever the headline accuracy changes, and at least every tenth of the run."""
+    """A line whenever accuracy was measured, and at least every tenth of the run."""
 
     def __init__(self, console: Console) -> None:
         """Print to a console."""
         self._console = console
-        self._name, self._rounds, self._before, self._start, self._shown = "", 0, 0, 0.0, None
+        self._name, self._rounds, self._every, self._before, self._start = "", 0, 1, 0, 0.0
 
     def started(self, built: Built, done: int) -> None:
         """Remember how long the run is."""
-        self._name, self._rounds = built.experiment.method.name, built.experiment.general.rounds
+        general = built.experiment.general
+        self._name, self._rounds, self._every = built.experiment.method.name, general.rounds, general.eval_every
         self._start, self._before = time.perf_counter(), done
         if done:
             self.said(f"{self._name}: continuing after round {done}/{self._rounds}")
 
     def round_done(self, done: int, headline: float | None) -> None:
         """Print a line when there is something to tell."""
-        is_new = headline != self._shown
-        if not is_new and done % max(1, self._rounds // 10) and done != self._rounds:
+        is_measured = done % self._every == 0 or done == self._rounds
+        if not is_measured and done % max(1, self._rounds // 10):
             return
-        self._shown = headline  # type: ignore[assignment]
         left = (time.perf_counter() - self._start) / (done - self._before) * (self._rounds - done)
-        # What was said before is not said again, as if it had been looked at again; the end says it in any case.
-        accuracy = f"  accuracy {headline:.2f} %" if headline is not None and (is_new or done == self._rounds) else ""
+        # The headline of another round is that of the last look.
+        accuracy = f"  accuracy {headline:.2f} %" if is_measured and headline is not None else ""
         self.said(f"{self._name}: round {done}/{self._rounds}{accuracy}  {left:.0f} s left")
 
     def said(self, sentence: str) -> None:

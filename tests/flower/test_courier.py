@@ -209,6 +209,13 @@ def test_enough_nodes_are_waited_for_and_no_more(grid: Grid, clock: Clock) -> No
     assert 130 <= clock.now < 135
 
 
+def test_in_a_simulation_everybody_is_waited_for(grid: Grid, clock: Clock) -> None:
+    grid.absent_until = {33: 130.0}
+    found = courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 1)
+    assert all(isinstance(one, Answer) for one in found.values())
+    assert 130 <= clock.now < 135
+
+
 def test_patience_with_nodes_that_do_not_come_ends(grid: Grid, clock: Clock) -> None:
     grid.nodes.clear()
     found = courier(grid).deliver(requests(0, 1), 1)
@@ -369,6 +376,24 @@ def test_a_grid_that_fails_is_lost(grid: Grid, call: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(grid, call, fail)
     with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
         courier(grid).deliver(requests(0), 1)
+
+
+def test_answers_that_a_lost_grid_does_not_bring_are_no_faults_of_their_nodes(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = courier(grid)
+    ours.deliver(requests(0), 1)
+
+    def fail(*_: object) -> None:
+        raise OSError("All connection attempts failed")
+
+    def last(*_: object) -> None:
+        monkeypatch.setattr(grid, "get_nodes", fail)
+        raise OSError("Connection reset by peer")
+
+    monkeypatch.setattr(grid, "pull_messages", last)
+    with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
+        ours.deliver(requests(0), 1)
 
 
 # -------------------- a whole round over the grid

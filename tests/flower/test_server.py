@@ -390,8 +390,11 @@ def test_a_run_that_goes_on_waits_a_little_only_for_more_than_enough(
     with over(FakeGrid(0, 1), Console(file=text, width=140))(work(tmp_path, 600.0)._replace(done=2)):
         told = [line.partition(" nodes")[0] for line in text.getvalue().splitlines()]
         assert told == ["0 of 3", "1 of 3"]
-    with over(FakeGrid(0, 1, 3), Console(file=text, width=140))(work(tmp_path, 600.0)) as courier:
-        assert courier is not None
+    # One that begins waits for everybody, however many would be enough.
+    monkeypatch.setattr(server, "LATECOMERS", -1.0)
+    fresh = FakeGrid(0, 1, 1, 1, 3)
+    with over(fresh, Console(file=text, width=140))(work(tmp_path, 600.0)):
+        assert fresh.asked == 5
 
 
 def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(

@@ -166,6 +166,7 @@ POINT = {"round": 1, "seconds": 1.0, "accuracy": {"pre": {"balanced": 50.0, "own
         ("losses", {"before": ["1"]}),
         ("measures", "flops"),
         ("measures", [["flops"]]),
+        ("flops_per_round", "many"),
         ("class_names", 10),
         ("data_sha256", ["ab"]),
     ],

@@ -88,6 +88,8 @@ def test_what_the_quicker_one_did_not_measure_is_added(
     found = ours.find(kept.name)
     assert found is not None
     assert (found.content["flops_per_round"], found.measures) == (7, ["flops"])
+    # What is new comes last, so that two versions of a file differ where they do.
+    assert list(found.content) == [*kept.content, "flops_per_round", "measures"]
 
 
 def test_many_may_keep_the_same_at_once(ours: Store, cells: list[Kept]) -> None:

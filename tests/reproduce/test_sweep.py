@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
 from fedmate.progress import Silence
-from fedmate.reproduce import kept
+from fedmate.reproduce import kept, measures
 from fedmate.reproduce.grid import Grid, Wanted
 from fedmate.reproduce.reading import load_grid
 from fedmate.reproduce.store import Store
@@ -272,6 +273,55 @@ def test_nothing_is_counted_on_other_samples(tmp_path: Path) -> None:
     sweep(work._replace(measures=("flops",)), listener)
     assert "was dealt from other samples" in listener.failures["skewed/fedavg"]
     assert path.read_bytes() == before
+
+
+def test_operations_of_a_run_elsewhere_are_counted_here(tmp_path: Path) -> None:
+    """Nothing is computed, so that neither its device nor its back end need be there."""
+    work = work_of(grid_of(tmp_path), tmp_path, ("flops",))
+    here = work._replace(cells=work.cells[:1])
+    sweep(here, Listener())
+    cell, path = here.cells[0], here.store.cells / f"{here.cells[0].name}.json"
+    content = json.loads(path.read_text())
+    flops = content.pop("flops_per_round")
+    path.write_text(json.dumps({**content, "measures": []}))
+    there = replace(cell, experiment=cell.experiment.with_general(device="cuda", backend="vectorised"))
+    assert there.name == cell.name
+    listener = Listener()
+    sweep(here._replace(cells=[there]), listener)
+    assert not listener.failures
+    assert json.loads(path.read_text())["flops_per_round"] == flops
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, TypeError])
+def test_what_cannot_be_counted_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    def look(*_: object) -> int:
+        raise fault("cannot be looked at")
+
+    monkeypatch.setattr(measures, "flops_of_update", look)
+    work, listener = work_of(grid_of(tmp_path), tmp_path, ("flops",)), Listener()
+    sweep(work._replace(cells=work.cells[:1]), listener)
+    assert listener.failures["skewed/fedavg"] == (
+        "`measures` has `flops`, but those of `fedavg` cannot be counted from shapes alone (cannot be looked at); "
+        "leave it out."
+    )
+    assert not work.store.run_folder(work.cells[0].name).exists()
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, TypeError])
+def test_prototypes_of_an_update_that_cannot_be_followed_are_taken_when_it_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
+) -> None:
+    def look(*_: object) -> object:
+        raise fault("cannot be looked at")
+
+    monkeypatch.setattr(measures, "hollow_update", look)
+    work = work_of(grid_of(tmp_path, GRID.replace('"fedavg"', '"fedproto"')), tmp_path, ("prototypes",))
+    work, listener = work._replace(cells=work.cells[:1]), Listener()
+    sweep(work, listener)
+    assert not listener.failures
+    assert not work.left()
 
 
 def test_cells_that_others_are_running_are_known(tmp_path: Path) -> None:

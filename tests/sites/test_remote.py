@@ -232,6 +232,9 @@ def test_a_single_site_cannot_bring_views_into_the_record_and_none_need_be_there
     server = ready.method.init_server(ready.method.setup.model.init_params(), CLIENTS, make_key(0))
     views = backend.view(server, Round(0, (0, 1), evaluate=True))
     assert {"pre", "classifier_tuned"} == views.keys()
+    backend.min_clients = 3
+    backend.view(server, Round(0, (0, 1), evaluate=True))
+    assert courier.wanted == [1, 3]
     courier.change = lambda client, answer: Fault("away")
     (name, silent), *others = backend.view(server, Round(0, (0, 1), evaluate=True)).items()
     assert (name, others) == ("pre", [])

@@ -98,6 +98,11 @@ def test_fewer_trials_of_a_search_do_not_replace_a_better_one(
     other = dataclasses.replace(fewer, view="post")
     assert save(other, trials[:1], tmp_path), "its scores are of something else"
     assert resolve([load_file(tmp_path / "best.toml")]).training.learning_rate == 0.01
+    save(search, trials, tmp_path)
+    worse = [trial._replace(accuracies=[1.0] * len(trial.accuracies)) for trial in trials]
+    more = dataclasses.replace(search, trials=search.trials + 1)
+    assert save(more, worse, tmp_path), "more trials found worse: something else has changed"
+    assert not save(search, [trial._replace(accuracies=[0.5] * 2) for trial in trials], tmp_path)
     (tmp_path / "best.toml").write_text("# Mine.\n", encoding="utf-8")
     assert save(fewer, trials[:1], tmp_path)
 

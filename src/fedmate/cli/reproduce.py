@@ -64,7 +64,7 @@ def reproduce(
     grid.check_patterns(wanted.patterns)
     check_shows(grid)
     if merge or not show:
-        check_out(out, grid.name, wanted)
+        check_out(out, grid.name, wanted, is_shown=show)
     for folder in merge or []:
         _merge(console, store, folder)
     if show:
@@ -121,7 +121,7 @@ def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, 
         done = total - len(work.left())
         typer.echo(f"Stopped. {done} of {total} cells are finished; the same command continues.", err=True)
         raise typer.Exit(status(error)) from None
-    if len(work.left()) == total:
+    if not any(map(store.has, work.names())):
         console.out("No cell is finished, so there is nothing to show.", highlight=False)
         return False
     is_saved = _show(console, chosen, wanted, store)
@@ -176,4 +176,4 @@ def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> bool:
         console.out(f"Note: {one_line(note)}", highlight=False)
     if saved.files:
         console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)
-    return bool(saved.files)
+    return not saved.is_refused

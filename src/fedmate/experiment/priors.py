@@ -89,13 +89,13 @@ class Prior:
         Args:
             logits: of the model, before they are adjusted.
         """
-        changed = int((self.adjust(logits).argmax(-1) != logits.argmax(-1)).sum())
-        if self.name != "estimated" or not changed:
+        if self.name != "estimated":
             return []
+        changed = int((self.adjust(logits).argmax(-1) != logits.argmax(-1)).sum())
         return [
             f"`estimated` is as good as the model's probabilities, and changes {changed} of {len(logits)} answers of "
             "`uniform`: a model that is right more often than it is sure gets worse by it, so check some of them."
-        ]
+        ] * bool(changed)
 
 
 @final

@@ -92,7 +92,7 @@ def _wait(grid: Grid, wanted: int, enough: int, patience: float, console: Consol
             found = len(list(grid.get_node_ids()))
         if found >= wanted or time.monotonic() > deadline:
             return found
-        if found >= enough > told:
+        if found >= enough:
             deadline = min(deadline, time.monotonic() + LATECOMERS)
         if found != told:
             left = max(0.0, deadline - time.monotonic())

@@ -126,6 +126,7 @@ def _check(kept: Kept) -> None:
         "classes": _is_mapping(content.get("classes", {}), lambda one: _is_list(one, _is_figure)),
         "losses": _is_mapping(content.get("losses", {}), lambda one: _is_list(one, _is_figure)),
         "measures": _is_list(content.get("measures", []), lambda one: isinstance(one, str)),
+        "flops_per_round": _is_count(content.get("flops_per_round", 0)),
         "class_names": _is_list(content.get("class_names", []), lambda one: isinstance(one, str)),
         "data_sha256": isinstance(content.get("data_sha256", ""), str),
     }

@@ -54,7 +54,7 @@ def _check_prototypes(built: Built) -> None:
     """Raise `UserError` if a client's update, followed by shapes alone, has none."""
     try:
         result = hollow_update(built.method, initial_server(built), built.federation.clients[0])
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         # One that looks at numbers cannot be followed: it is seen when it has run.
         return
     if "prototypes" not in result.diagnostics:
@@ -74,7 +74,7 @@ def _flops(built: Built) -> dict[str, Any]:
     by_size = {len(data.y): data for data in clients}
     try:
         updates = {size: flops_of_update(built.method, server, data) for size, data in by_size.items()}
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UserError(
             f"`measures` has `flops`, but those of `{built.experiment.method.name}` cannot be counted from shapes "
             f"alone ({str(error).strip().splitlines()[0]}); leave it out."

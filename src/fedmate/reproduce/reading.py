@@ -87,6 +87,10 @@ class _Reader:
         if values:
             key = next(iter(values))
             raise self._error(f"has `{key}`, which it does not know; {nearest(key, KEYS)}")
+        if grid.measures and not grid.trains:
+            raise self._error(
+                "has `measures`, but `trains` is false: there is no run to measure; leave one of them out."
+            )
         if "dataset" in grid.base:
             grid = replace(grid, columns=tuple(_on(column, grid.base["dataset"]) for column in grid.columns))
         for row in grid.rows:

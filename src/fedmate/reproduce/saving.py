@@ -19,6 +19,7 @@ from fedmate.reproduce.grid import SETTINGS, Wanted
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.presentation import SHOWS
 from fedmate.reproduce.sheets import figures, published
+from fedmate.reproduce.store import CELLS
 
 OURS = "figures.csv"
 """What every folder has that was made here."""
@@ -32,12 +33,14 @@ class Saved(NamedTuple):
         files: without their suffixes; none if nothing could be saved.
         tables: for a terminal.
         notes: sentences the user should read.
+        is_refused: whether a file could not be written.
     """
 
     folder: Path
     files: list[str]
     tables: list[RenderableType]
     notes: list[str]
+    is_refused: bool
 
 
 def save(outcome: Outcome, out: Path) -> Saved:
@@ -52,25 +55,32 @@ def save(outcome: Outcome, out: Path) -> Saved:
     # What all tables say is printed once.
     common = [*notes, *published(outcome)]
     tables = [to_rich(replace(one, notes=[note for note in one.notes if note not in common])) for one in sheets]
+    files, is_refused = list[str](), False
     try:
         storage.make_folder(folder)
-        for sheet in sheets:
-            forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
-            for suffix, content in forms.items():
-                storage.replace_by_parts(folder / f"{sheet.name}{suffix}", [content.encode()])
+        files += _write(sheets, folder)
         storage.replace_by_parts(folder / OURS, [to_csv(figures(outcome)).encode()])
-        files = [*(sheet.name for sheet in sheets), "figures"]
+        files.append("figures")
         files += _draw(pictures, folder)
     except OSError as error:
-        sentence = f"nothing is saved, for `{folder}` cannot be written ({error.strerror})."
-        return Saved(folder, [], tables, [*notes, sentence])
+        what = "not everything is saved, for a file in" if files else "nothing is saved, for"
+        is_refused, notes = True, [*notes, f"{what} `{folder}` cannot be written ({error.strerror})."]
     except UserError as error:
-        return Saved(folder, files, tables, [*notes, str(error)])
-    return Saved(folder, files, tables, notes)
+        notes = [*notes, str(error)]
+    return Saved(folder, files, tables, notes, is_refused)
+
+
+def _write(sheets: Sequence[Sheet], folder: Path) -> list[str]:
+    """Write tables in all forms, and return what they are called."""
+    for sheet in sheets:
+        forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
+        for suffix, content in forms.items():
+            storage.replace_by_parts(folder / f"{sheet.name}{suffix}", [content.encode()])
+    return [sheet.name for sheet in sheets]
 
 
 def _draw(pictures: Sequence[Picture], folder: Path) -> list[str]:
-    """Write pictures, and return what they are called."""
+    """Write pictures in all forms, and return what they are called."""
     if pictures:
         check_picture(folder / f"{pictures[0].name}.svg")
     for picture in pictures:
@@ -86,18 +96,27 @@ def _titled(sheet: Sheet) -> Sheet:
     return replace(sheet, head=["table", *sheet.head], rows=rows, groups=groups)
 
 
-def check_out(out: Path, name: str, wanted: Wanted) -> None:
-    """Raise `UserError` if nothing can be put into `--out`, or what will be put there is in somebody's way."""
+def check_out(out: Path, name: str, wanted: Wanted, *, is_shown: bool = False) -> None:
+    """Raise `UserError` if nothing can be put into `--out`, or what will be put there is in somebody's way.
+
+    Args:
+        out: the folder.
+        name: of the experiment.
+        wanted: what of it.
+        is_shown: whether `--show` is given, and only cells are to be taken over.
+    """
     try:
         storage.make_folder(out)
     except OSError as error:
         raise UserError(
             f"`--out` is `{out}`, where no folder can be made ({error.strerror}); name another place."
         ) from None
-    if not os.access(out, os.W_OK):
-        raise UserError(
-            f"`--out` is `{out}`, which cannot be written; name another place, or only look at it with `--show`."
-        )
+    for place in (out, out / CELLS):
+        if place.exists() and not (place.is_dir() and os.access(place, os.W_OK)):
+            look = "leave out `--merge`" if is_shown else "only look at it with `--show`"
+            raise UserError(
+                f"`--out` is `{out}`, but into `{place}` nothing can be written; name another place, or {look}."
+            )
     folder = out / folder_name(name, wanted)
     if folder.exists() and not (folder / OURS).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"`{folder}` is in the way: it is nothing that fedmate made; move it, or use another `--out`.")

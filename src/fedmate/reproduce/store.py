@@ -22,6 +22,9 @@ from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.reproduce.kept import Kept
 
+CELLS = "cells"
+"""The folder of what is kept."""
+
 
 class Merged(NamedTuple):
     """What came of merging: a name is in one of the first three, or a sentence says why it is in none.
@@ -49,7 +52,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         """Look at a folder."""
-        self.folder, self.cells = folder, folder / "cells"
+        self.folder, self.cells = folder, folder / CELLS
 
     def has(self, name: str) -> bool:
         """Tell whether a cell is finished."""
@@ -125,7 +128,7 @@ class Store:
 
     def merge(self, other: Path) -> Merged:
         """Copy the cells of another store, or of a folder of them; nothing that is here is replaced."""
-        source = other / "cells" if (other / "cells").is_dir() else other
+        source = other / CELLS if (other / CELLS).is_dir() else other
         paths = sorted(source.glob("*.json"))
         if not paths:
             raise UserError(

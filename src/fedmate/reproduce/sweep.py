@@ -205,7 +205,8 @@ def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
 
 def _train(work: Work, cell: Cell, observer: Observer) -> None:
     """Run a cell, or go on with it, and keep what is asked of it."""
-    folder = work.store.run_folder(cell.name)
+    # First, for what cannot be counted is better said before a night than after it.
+    counted, folder = _counted(work, cell), work.store.run_folder(cell.name)
     begun = Request(given=work.given)
     anew = begun._replace(base=Layer(cell.key, tomllib.loads(cell.experiment.to_toml())))
     with resumed(begun, folder) if folder.exists() else started(anew, folder) as jobs:
@@ -216,7 +217,7 @@ def _train(work: Work, cell: Cell, observer: Observer) -> None:
         # A run that diverges is finished, too, and says so itself.
         run_jobs(jobs, lambda: observer)
     record = Record(folder)
-    work.store.keep(cell.name, condense(record) | _counted(work, cell), arrays_of(record, work.measures))
+    work.store.keep(cell.name, condense(record) | counted, arrays_of(record, work.measures))
 
 
 def _counted(work: Work, cell: Cell) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmate import storage
 from fedmate.methods import METHODS
@@ -20,6 +20,9 @@ from fedmate.tune.search import TRIALS, Search, Trial, ranked
 
 SAID = re.compile(r"# Trial \d+ of `(?P<command>.*)`: (?P<score>[\d.]+) % on validation samples\.\n")
 """The first line of what is saved as the best."""
+
+BUDGET = re.compile(r" --trials (\d+)")
+"""What says in a command how many trials there are, if not the usual number."""
 
 
 def sheet_of(search: Search, trials: Sequence[Trial]) -> Sheet:
@@ -74,7 +77,8 @@ def save(search: Search, trials: Sequence[Trial], folder: Path) -> bool:
     Those of the same search with more trials stay if they are better; returns whether something was written.
     """
     best = ranked(trials)[0]
-    if (earlier := _saved_score(search, folder)) is not None and earlier > float(_figure(best.score)):
+    earlier = _saved(search, folder)
+    if earlier is not None and earlier.trials > search.trials and earlier.score > float(_figure(best.score)):
         return False
     experiment = search.experiment_with(best.settings)
     said = f"# Trial {best.number} of `{command(search)}`: {_figure(best.score)} % on validation samples."
@@ -87,15 +91,24 @@ def save(search: Search, trials: Sequence[Trial], folder: Path) -> bool:
     return True
 
 
-def _saved_score(search: Search, folder: Path) -> float | None:
-    """Return the score of the best that is saved there, if it is of the same search, however many its trials were."""
+class _Earlier(NamedTuple):
+    """What is saved of an earlier call: how many trials it had, and the score of the best."""
+
+    trials: int
+    score: float
+
+
+def _saved(search: Search, folder: Path) -> _Earlier | None:
+    """Return what is saved there, if it is of the same search, however many its trials were."""
     try:
         found = SAID.match((folder / "best.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     usual = command(replace(search, trials=TRIALS))
-    is_same = found is not None and re.sub(r" --trials \d+", "", found["command"]) == usual
-    return float(found["score"]) if found is not None and is_same else None
+    if found is None or BUDGET.sub("", found["command"]) != usual:
+        return None
+    budget = BUDGET.search(found["command"])
+    return _Earlier(TRIALS if budget is None else int(budget[1]), float(found["score"]))
 
 
 def command(search: Search) -> str:
