@@ -178,6 +178,10 @@ def test_words_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ({"set": {1: 2}}, "`set` has a key that is an int; write keys as strings."),
         ({"method": ["fedavg"]}, "`method` is a list; give one name, as a string."),
         ({"dataset": 3}, "`dataset` is an int; give one name, as a string."),
+        (
+            {"method": nn.Linear},
+            "`method` is the class `Linear`; give one name, as a string, which one of your own gets by an entry point",
+        ),
         ({"out": 3}, "`out` is an int; give the path of a new folder."),
         ({"resume": 3}, "`resume` is an int; give the path of a run's folder."),
         ({"out": "here", "resume": "there"}, "`out` begins a new run and `resume` goes on with an old one; give one"),
@@ -262,6 +266,13 @@ def test_your_own_sites_are_the_clients(tmp_path: Path) -> None:
     record = fedmate.run(method="fedmate", set=AS_THEY_ARE, out=tmp_path / "run", **options)
     assert [row["samples"] for row in record.clients] == [4, 7, 10, 13]
     assert (record.config["partition"]["name"], record.config["partition"]["clients"]) == ("given", 4)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 2, 2)])
+def test_arrays_of_any_shape_need_no_network(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    x, y = samples(0, 60)
+    record = fedmate.run(data=fedmate.Pool(x.reshape(60, *shape), y), set={"rounds": 1}, out=tmp_path / "run")
+    assert record.config["model"]["name"] == "mlp"
 
 
 def test_a_pool_without_a_test_part_leaves_what_no_client_gets(tmp_path: Path) -> None:
@@ -366,7 +377,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"data": POOL, "set": {**OWN, "model.name": "given"}},
         "`model.name` is `given`, a network that was handed over in Python and is in no file; call `fedmate.run(...,",
     ),
-    "a network for images": ({"data": POOL}, "`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not"),
+    "a network for images": (
+        {"data": POOL, "set": {"model.name": "digits_cnn"}},
+        "`model.name` is `digits_cnn`, which reads images (channels, height, width) of at least 4 x 4, not (4,); ",
+    ),
 }
 
 

@@ -324,7 +324,9 @@ def _path(name: str, value: object, wanted: str) -> Path:
 
 def _check_name(argument: str, value: object, *, required: bool = False) -> None:
     if not isinstance(value, str) and (required or value is not None):
-        raise UserError(f"`{argument}` is {_kind(value)}; give one name, as a string.")
+        found = f"the class `{value.__name__}`" if isinstance(value, type) else _kind(value)
+        own = ", which one of your own gets by an entry point (docs/add-a-method.md)" * isinstance(value, type)
+        raise UserError(f"`{argument}` is {found}; give one name, as a string{own}.")
 
 
 def _check_keys(argument: str, values: Mapping[Any, Any]) -> None:

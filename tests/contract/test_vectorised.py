@@ -26,6 +26,7 @@ from fedmate.core import (
     stack_clients,
     tree_map,
 )
+from fedmate.methods import fedavg
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Lab, MakeLab
@@ -169,3 +170,13 @@ def test_a_method_that_forgets_the_mask_runs_client_by_client(
     reason = Vectorised.refusal(lab.method, lab.federation)
     assert reason is not None
     assert "padded clients" in reason
+
+
+def test_a_small_mistake_with_padding_shows_where_nothing_is_rounded(
+    make_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tf32` is the default, and means nothing on a CPU: what a GPU's rounding would hide must not pass there."""
+    lab = make_lab("fedavg", "plain")
+    monkeypatch.setattr(fedavg, "num_samples", lambda data: num_samples(data) * 0 + len(data.y))
+    for precision in ("strict", "tf32", "bf16"):
+        assert "padded clients" in (Vectorised.refusal(lab.method, lab.federation, precision) or "")

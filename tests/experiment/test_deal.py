@@ -69,6 +69,16 @@ def experiment_of(*assignments: str, dataset: str | None = "toy", given: Given =
     return experiment
 
 
+def test_a_file_that_a_data_set_of_ones_own_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "load", lambda self, folder: np.load(folder / "ticks.npy"))
+    with pytest.raises(UserError) as caught:
+        deal(experiment_of(), Given(folder=tmp_path))
+    assert str(caught.value) == (
+        f"`dataset.name` is `toy`, but `{tmp_path / 'ticks.npy'}` does not exist; put it there, or name another folder "
+        "with `--data-dir` or FEDMATE_DATA."
+    )
+
+
 def dealt(*assignments: str, dataset: str = "toy") -> Deal:
     return deal(experiment_of(*assignments, dataset=dataset), NOTHING)
 

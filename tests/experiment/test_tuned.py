@@ -100,13 +100,13 @@ def test_a_data_set_without_an_entry_is_refused_with_those_that_have_one(found: 
     sentence = refused({"method": {"preset": "tuned"}, "dataset": {"name": "mnist"}})
     assert sentence == (
         "`method.preset` in layer 0 is 'tuned', but `fedrep` was tuned on `cifar10` and `digits` only, not on `mnist`; "
-        "see `fedmate tune fedrep --dataset mnist`, or leave it out."
+        "leave it out, or see `fedmate tune fedrep`, which needs a data set with a test split."
     )
 
 
 def test_a_method_without_an_entry_is_refused(found: Path) -> None:
     sentence = refused({"method": {"name": "ditto", "preset": "tuned"}})
-    assert "`ditto` was tuned on no data set; see `fedmate tune ditto --dataset digits`" in sentence
+    assert "`ditto` was tuned on no data set; leave it out, or see `fedmate tune ditto`" in sentence
 
 
 def test_another_preset_is_answered_with_those_of_the_data_set(found: Path) -> None:

@@ -106,6 +106,9 @@ def test_quick_runs_say_so_and_how_long_they_were() -> None:
     assert notes == ["--quick: cut short (2 rounds), no figures to compare by"]
     nothing = outcome_of(GRID, {}, Wanted(quick=True)).notes()
     assert nothing[0] == "--quick: cut short, no figures to compare by"
+    # Who holds what is the same, however few the rounds.
+    dealt = outcome_of(replace(GRID, trains=False), everything(Run({})), Wanted(quick=True)).notes()
+    assert not [note for note in dealt if "--quick" in note]
 
 
 def test_stand_ins_are_named_with_what_is_chosen_of_them() -> None:

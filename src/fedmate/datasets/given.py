@@ -31,8 +31,8 @@ class Given(Dataset):
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """A partition that fits any number of classes."""
-        return {"partition": {"name": "dirichlet"}}
+        """A partition that fits any number of classes, and a network that fits any samples."""
+        return {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
 
     def load(self, folder: Path) -> NoReturn:
         """Say that a file cannot hold them."""

@@ -284,7 +284,7 @@ def _preset(section: str, name: str, preset: object, dataset: str, source: str) 
     if section == "method" and preset == TUNED:
         others = " and ".join(f"`{other}`" for other in found)
         where = f"on {others} only, not on `{dataset}`" if found else "on no data set"
-        advice = f"see `fedmate tune {name} --dataset {dataset}`, or leave it out"
+        advice = f"leave it out, or see `fedmate tune {name}`, which needs a data set with a test split"
         raise UserError(f"{place}, but `{name}` was tuned {where}; {advice}.")
     known = f"use {' or '.join(f'`{known}`' for known in sorted(presets))}" if presets else "it has none: leave it out"
     raise UserError(f"{place}, which `{name}` does not have; {known}.")

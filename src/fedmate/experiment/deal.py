@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -97,12 +98,23 @@ class Deal:
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def _load(name: str, dataset: Dataset, folder: Path) -> Arrays:
+    """Read a data set; that one of a user's own lacks a file is the user's to mend."""
+    try:
+        return dataset.load(folder)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"`dataset.name` is `{name}`, but `{error.filename}` does not exist; put it there, or name another folder "
+            "with `--data-dir` or FEDMATE_DATA."
+        ) from None
+
+
 def deal(experiment: Experiment, given: Given) -> Deal:
     """Load the data set and give its samples out, or raise `UserError`."""
     dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
     if isinstance(dataset, AtSites):
         return _stand_ins(experiment, dataset)
-    arrays = given.data.arrays if given.data else dataset.load(data_folder(given.folder))
+    arrays = given.data.arrays if given.data else _load(experiment.dataset.name, dataset, data_folder(given.folder))
     hands = given.data.hands if given.data else None
     held = np.array([], np.int64) if hands else _hold_back(experiment, arrays)
     kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)

@@ -24,8 +24,8 @@ class DigitsCNN(Architecture):
         """Return the network with PyTorch's default initialisation."""
         if len(input_shape) != 3 or min(input_shape[1:]) < 4:
             raise UserError(
-                f"`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not {input_shape}; choose "
-                "another, or give your own network to `fedmate.run(model=...)`."
+                f"`model.name` is `digits_cnn`, which reads images (channels, height, width) of at least 4 x 4, not "
+                f"{input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
             )
         channels, height, width = input_shape
         return nn.Sequential(

@@ -92,7 +92,7 @@ class Outcome:
     def notes(self) -> list[str]:
         """Say what a reader must know before comparing figures."""
         notes = []
-        if self.wanted.quick:
+        if self.wanted.quick and self.grid.trains:
             rounds = sorted({kept.config["rounds"] for kept in self.found.values()})
             length = f" ({', '.join(map(str, rounds))} rounds)" if rounds else ""
             notes.append(f"--quick: cut short{length}, no figures to compare by")
