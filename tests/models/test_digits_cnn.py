@@ -61,8 +61,8 @@ def test_other_inputs_are_refused(input_shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as error:
         DigitsCNN().build(input_shape, 10)
     assert str(error.value) == (
-        f"`model.name` is `digits_cnn`, which reads images of at least 4 x 4, not {input_shape}; choose another, or "
-        "give your own network to `fedmate.run(model=...)`."
+        f"`model.name` is `digits_cnn`, which reads images (channels, height, width) of at least 4 x 4, not "
+        f"{input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
     )
 
 

@@ -188,8 +188,8 @@ def test_other_inputs_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as error:
         build(shape)
     assert str(error.value) == (
-        f"`model.name` is `resnet18`, which reads images of at least 8 x 8, not {shape}; choose another, or give your "
-        "own network to `fedmate.run(model=...)`."
+        f"`model.name` is `resnet18`, which reads images (channels, height, width) of at least 8 x 8, not {shape}; "
+        "choose another, or give your own network to `fedmate.run(model=...)`."
     )
 
 

@@ -69,8 +69,8 @@ class ResNet18(Architecture):
         """Return the network; convolutions start as in the paper, the rest as in PyTorch."""
         if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST:
             raise UserError(
-                f"`model.name` is `resnet18`, which reads images of at least {SMALLEST} x {SMALLEST}, not "
-                f"{input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
+                f"`model.name` is `resnet18`, which reads images (channels, height, width) of at least {SMALLEST} x "
+                f"{SMALLEST}, not {input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
             )
         norm: Norm = partial(nn.GroupNorm, self.groups) if self.norm == "group" else nn.BatchNorm2d
         layers = _stem(input_shape, self.width, norm)
