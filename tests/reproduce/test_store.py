@@ -84,7 +84,7 @@ def test_what_the_quicker_one_did_not_measure_is_added(
         write_new(path, data)
 
     monkeypatch.setattr(storage, "write_new", late)
-    ours.keep(kept.name, {**kept.content, "flops_per_round": 7, "measures": ["flops"]})
+    ours.keep(kept.name, {"flops_per_round": 7, **kept.content, "measures": ["flops"]})
     found = ours.find(kept.name)
     assert found is not None
     assert (found.content["flops_per_round"], found.measures) == (7, ["flops"])

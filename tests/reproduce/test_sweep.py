@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -322,6 +323,21 @@ def test_prototypes_of_an_update_that_cannot_be_followed_are_taken_when_it_has_r
     sweep(work, listener)
     assert not listener.failures
     assert not work.left()
+
+
+def test_a_view_that_a_run_does_not_have_is_named_unless_it_could_not_have_any(tmp_path: Path) -> None:
+    work = work_of(grid_of(tmp_path), tmp_path)
+    cell = replace(work.cells[0], row=replace(work.cells[0].row, view="best"))
+    work = work._replace(cells=[cell])
+    assert not work.unknown_views(cell.name), "it has not run"
+    sweep(work, Listener())
+    assert ["`best`" in sentence for sentence in work.unknown_views(cell.name)] == [True]
+    path = work.store.cells / f"{cell.name}.json"
+    content = json.loads(path.read_text())
+    changes: list[dict[str, Any]] = [{"diverged_in_round": 2}, {"accuracy": {}}]
+    for change in changes:
+        path.write_text(json.dumps({**content, "summary": {**content["summary"], **change}}))
+        assert not work.unknown_views(cell.name)
 
 
 def test_cells_that_others_are_running_are_known(tmp_path: Path) -> None:
