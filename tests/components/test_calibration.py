@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from tests.components.calibrated import CALIBRATED, CLASSES, model, samples
+from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -15,12 +16,9 @@ from fedmate.backends.client import accuracies
 from fedmate.backends.sequential import Sequential
 from fedmate.components.calibration import BARRIER, Calibrated, estimate_prior, prior_adjustment
 from fedmate.core import (
-    ClientData,
     Federation,
-    Model,
     Setup,
     Training,
-    client_data,
     gradient,
     make_key,
     normal,
@@ -32,20 +30,6 @@ from fedmate.core.data import batches
 from fedmate.core.layers import sample_context
 from fedmate.core.local import cross_entropy
 from fedmate.methods import METHODS
-
-CLASSES = 4
-CALIBRATED = [name for name in METHODS.names() if issubclass(METHODS[name], Calibrated)]
-
-
-def model() -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
-    return Model(layers, classifier="2")
-
-
-def samples(labels: list[int], number: int = 0) -> ClientData:
-    return client_data(normal(make_key(number), (len(labels), 3), torch.float64), torch.tensor(labels))
 
 
 def make(name: str = "fedavg", **options: object) -> Calibrated:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from tests.components.calibrated import CALIBRATED, CLASSES, model, samples
+from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -17,19 +18,15 @@ from fedmate.core import (
     ClientData,
     Federation,
     LocalResult,
-    Model,
     Setup,
     Training,
     Tree,
-    client_data,
     make_key,
-    normal,
     unmapped,
 )
 from fedmate.methods import METHODS
 
-CALIBRATED = [name for name in METHODS.names() if issubclass(METHODS[name], Calibrated)]
-CLASSES, RATE = 4, 0.3
+RATE = 0.3
 LABELS = [0, 0, 0, 1, 2, 2]
 
 IN_PHASES = ("fedmate", "fedmate_plus", "fedpac", "fedrep")
@@ -45,17 +42,6 @@ BARE: dict[str, dict[str, Any]] = {
     "moon": {"contrastive_weight": 0.0},
 }
 """Cross-entropy alone is left in round 0: what else a method minimises is switched off, or has no gradient yet."""
-
-
-def model() -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
-    return Model(layers, classifier="2")
-
-
-def samples(labels: list[int], number: int = 0) -> ClientData:
-    return client_data(normal(make_key(number), (len(labels), 3), torch.float64), torch.tensor(labels))
 
 
 def make(name: str, **options: Any) -> Calibrated:

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -297,10 +298,7 @@ def test_operations_of_a_run_elsewhere_are_counted_here(tmp_path: Path) -> None:
 def test_what_cannot_be_counted_is_said_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:
-    def look(*_: object) -> int:
-        raise fault("cannot be looked at")
-
-    monkeypatch.setattr(measures, "flops_of_update", look)
+    monkeypatch.setattr(measures, "flops_of_update", Mock(side_effect=fault("cannot be looked at")))
     work, listener = work_of(grid_of(tmp_path), tmp_path, ("flops",)), Listener()
     sweep(work._replace(cells=work.cells[:1]), listener)
     assert listener.failures["skewed/fedavg"] == (
@@ -314,10 +312,7 @@ def test_what_cannot_be_counted_is_said_before_anything_is_trained(
 def test_prototypes_of_an_update_that_cannot_be_followed_are_taken_when_it_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:
-    def look(*_: object) -> object:
-        raise fault("cannot be looked at")
-
-    monkeypatch.setattr(measures, "hollow_update", look)
+    monkeypatch.setattr(measures, "hollow_update", Mock(side_effect=fault("cannot be looked at")))
     work = work_of(grid_of(tmp_path, GRID.replace('"fedavg"', '"fedproto"')), tmp_path, ("prototypes",))
     work, listener = work._replace(cells=work.cells[:1]), Listener()
     sweep(work, listener)
