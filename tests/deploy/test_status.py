@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in cells:
         row[2] = "0" if row[1] == "2" or (row[1], row[0]) in {("1", "2"), ("1", "3")} else "1"
     path.write_text("\n".join([head, *map(",".join, cells)]) + "\n")
+    os.utime(folder / "checkpoint" / "checkpoint.json", (86400.0, 86400.0))
     return folder
 
 
@@ -104,6 +106,7 @@ def test_a_server_tells_who_answered(run: Path) -> None:
     before = everything(run)
     assert is_run(run)
     found = server_status(run)
+    assert found.when == "1970-01-02T00:00:00Z"
     assert (found.round, found.rounds, found.is_finished) == (3, 3, True)
     assert found.clients == [ClientStatus(0, 3, 3, 3), ClientStatus(1, 3, 1, 1), ClientStatus(2, 3, 0, 0)]
     assert everything(run) == before
@@ -120,8 +123,7 @@ def test_the_command_tells_both(
         return capsys.readouterr().out.splitlines()
 
     head, *clients = lines(run)
-    assert head.startswith(f"{run}: round 3 of 3 done, 20")
-    assert head.endswith(", finished")
+    assert head == f"{run}: round 3 of 3 done, 1970-01-02T00:00:00Z, finished"
     assert clients == [
         "  client 0: last answered in round 3",
         "  client 1: last answered in round 1; left out 2 of 3 times",

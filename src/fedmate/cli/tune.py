@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MARK = ".fedmate-tune"
 """The file that tells the folder of a search from others; it is written before anything else."""
 
-MARKED = b"What `fedmate tune` found: it writes trials.csv and best.toml anew, unless those there are better.\n"
+MARKED = b"What `fedmate tune` found: it writes trials.csv and best.toml anew, unless more trials found better.\n"
 """What the file says to who looks into it."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedmate.core.serialise import DamagedError, unpack
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record, whole_lines
+from fedmate.sites.site import moment
 from fedmate.sites.store import AUDIT
 
 
@@ -135,11 +135,10 @@ def server_status(folder: Path) -> ServerStatus:
     rows = [row for row in record.rounds if int(row["round"]) <= standing.round]
     clients = sorted({int(row["client"]) for row in rows})
     manifest = folder / "checkpoint" / "checkpoint.json"
-    when = datetime.datetime.fromtimestamp(manifest.stat().st_mtime, datetime.UTC)
     return ServerStatus(
         round=standing.round,
         rounds=int(record.config["rounds"]),
-        when=f"{when:%Y-%m-%dT%H:%M:%SZ}",
+        when=moment(manifest.stat().st_mtime),
         is_finished=record.finished,
         clients=[_client(client, [row for row in rows if int(row["client"]) == client]) for client in clients],
     )

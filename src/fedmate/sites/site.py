@@ -25,7 +25,12 @@ FLOAT_BYTES = 8
 
 def now() -> str:
     """Say what time it is, for a log that is read far from here."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return moment(time.time())
+
+
+def moment(seconds: float) -> str:
+    """Write a time as sites' logs have it, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 class MessageError(TellableError):
