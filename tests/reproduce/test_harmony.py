@@ -47,8 +47,9 @@ def outcome(wanted: Wanted | None = None, **more: list[Run | None]) -> Outcome:
     return outcome_of(grid_of([S10], ROWS), {f"s10/{key}": of_row for key, of_row in (runs | more).items()}, wanted)
 
 
-def shown(of: Outcome) -> tuple[Sheet, Tradeoff]:
-    sheet, picture = harmony(of)
+def shown(of: Outcome, place: int = 0) -> tuple[Sheet, Tradeoff]:
+    """Return the table and the picture of all rows, which come first, or of some of them."""
+    sheet, picture = harmony(of)[2 * place : 2 * place + 2]
     assert isinstance(sheet, Sheet)
     assert isinstance(picture, Tradeoff)
     return sheet, picture
@@ -121,6 +122,19 @@ def test_rows_are_compared_as_they_are_shown() -> None:
     sheet, picture = shown(outcome_of(grid_of([S10], rows), runs))
     assert [cells[2:] for cells in sheet.rows] == [["50.00", "60.00", "1", "yes"]] * 2
     assert {(spot.x, spot.y) for spot in picture.plane.spots} == {(50.0, 60.0)}
+
+
+def test_rows_with_every_seed_are_compared_once_more_among_themselves() -> None:
+    of = outcome(fedper=[run(40.0, 71.0), None])
+    sheet, picture = shown(of, place=1)
+    assert (sheet.name, picture.name) == ("front_seeds_s10", "harmony_seeds_s10")
+    assert sheet.title == "A table; balanced and own accuracy of those with every seed, s = 10"
+    assert picture.title == "A table; balanced and own accuracy of those with every seed"
+    assert table(sheet) == {name: cells for name, cells in table(shown(outcome())[0]).items() if name != "FedPer"}
+    assert {*spots(picture)} == {"FedAvg", "FT-FedAvg", "FedMate"}
+    assert picture.bars == "± standard error over 2 seeds"
+    # Where all have them, once is enough.
+    assert [len(harmony(one)) for one in (of, outcome())] == [4, 2]
 
 
 def test_rows_are_compared_on_common_seeds() -> None:

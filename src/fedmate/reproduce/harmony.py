@@ -12,7 +12,7 @@ from fedmate.report.tradeoffs import Plane, Spot, Tradeoff
 from fedmate.reproduce.grid import Column, Row
 from fedmate.reproduce.outcome import Figure, Outcome, over_seeds
 from fedmate.reproduce.pictures import run_with, title_of
-from fedmate.reproduce.sheets import BOTH_TESTS, dressed, label, name_for, on_common_seeds
+from fedmate.reproduce.sheets import BOTH_TESTS, Group, comparable, dressed, label, name_for
 
 HEAD = ("method", "view", "balanced", "own", "seeds", "front")
 ON_FRONT = "front: no other row is better on one test and at least as good on the other"
@@ -33,7 +33,9 @@ class Standing(NamedTuple):
 
 def harmony(outcome: Outcome) -> list[Sheet | Picture]:
     """Return for each column both accuracies of every row in its view: a table, and a picture if there is something."""
-    return [shown for column in outcome.columns for shown in _shown(outcome, column)]
+    return [
+        shown for column in outcome.columns for group in comparable(outcome, column) for shown in _shown(group, column)
+    ]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -41,21 +43,21 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return [i for i, (x, y) in enumerate(points) if not any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)]
 
 
-def _shown(outcome: Outcome, column: Column) -> Iterator[Sheet | Picture]:
-    fair, which = on_common_seeds(outcome, column)
-    standings = [found for row in outcome.rows if (found := _standing(fair, row, column)) is not None]
+def _shown(group: Group, column: Column) -> Iterator[Sheet | Picture]:
+    outcome = group.outcome
+    standings = [found for row in outcome.rows if (found := _standing(group.fair, row, column)) is not None]
     front = pareto_front([standing.point for standing in standings])
     rows = [_cells(standing, i in front) for i, standing in enumerate(standings)]
     notes = [
         BOTH_TESTS,
-        f"accuracy in percent, mean over clients, {which}; ± standard error of the mean over seeds",
+        group.accuracy,
         ON_FRONT,
         *_missing(outcome, column, [standing.row.key for standing in standings]),
     ]
-    title = f"balanced and own accuracy, {label(column)}"
-    yield dressed(outcome, Sheet(name_for("front", column), title, HEAD, rows, notes))
+    title = f"balanced and own accuracy{group.whose}, {label(column)}"
+    yield dressed(outcome, Sheet(name_for(f"front{group.kind}", column), title, HEAD, rows, notes))
     if standings:
-        yield _picture(outcome, column, standings, front)
+        yield _picture(group, column, standings, front)
 
 
 def _standing(outcome: Outcome, row: Row, column: Column) -> Standing | None:
@@ -91,7 +93,8 @@ def _missing(outcome: Outcome, column: Column, drawn: Sequence[str]) -> list[str
     return [f"left out, {reason}: {', '.join(names)}" for reason, names in why.items()]
 
 
-def _picture(outcome: Outcome, column: Column, standings: Sequence[Standing], front: Sequence[int]) -> Picture:
+def _picture(group: Group, column: Column, standings: Sequence[Standing], front: Sequence[int]) -> Picture:
+    outcome = group.outcome
     alone = replace(outcome, cells=[cell for cell in outcome.cells if cell.column.key == column.key])
     seen = set[tuple[str, ...]]()
     spots = []
@@ -101,8 +104,8 @@ def _picture(outcome: Outcome, column: Column, standings: Sequence[Standing], fr
         seen.add(names)
     several = sorted({standing.own.seeds for standing in standings if standing.own.seeds > 1})
     return Tradeoff(
-        name_for("harmony", column),
-        title_of(alone, "balanced and own accuracy"),
+        name_for(f"harmony{group.kind}", column),
+        title_of(alone, f"balanced and own accuracy{group.whose}"),
         Plane(run_with(column), spots),
         ("accuracy (%), balanced test", "accuracy (%), own test"),
         "Pareto front",

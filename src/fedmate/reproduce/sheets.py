@@ -32,6 +32,29 @@ class Place(NamedTuple):
     test: str
 
 
+class Group(NamedTuple):
+    """Rows that are compared in a column.
+
+    Attributes:
+        outcome: with all that there is of them.
+        fair: with the seeds that each of them has, for one deal may be easier than another.
+        which: these seeds, in words.
+        kind: what is put into names of files, if they are not all rows.
+        whose: the same for titles.
+    """
+
+    outcome: Outcome
+    fair: Outcome
+    which: str
+    kind: str
+    whose: str
+
+    @property
+    def accuracy(self) -> str:
+        """What the numbers are, for the notes of a table."""
+        return f"accuracy in percent, mean over clients, {self.which}; ± standard error of the mean over seeds"
+
+
 OWN_SEEDS = "on the seeds that each row has, for none is common to all"
 
 
@@ -41,17 +64,8 @@ def accuracy(outcome: Outcome) -> list[Sheet]:
 
 
 def ranking(outcome: Outcome) -> list[Sheet]:
-    """Return for each column who leads if all are looked at in the same view, with both tests.
-
-    Where some rows have more seeds than others, these are ranked once more among themselves: with standard errors.
-    """
-    sheets = []
-    for column in outcome.columns:
-        sheets.append(_ranking(outcome, column))
-        some = outcome.with_all_seeds(column)
-        if len(outcome.common_seeds(column)) < outcome.wanted.seeds and len(distinct(some, column)) > 1:
-            sheets.append(_ranking(some, column, "_seeds", " of those with every seed"))
-    return sheets
+    """Return for each column who leads if all are looked at in the same view, with both tests."""
+    return [_ranking(group, column) for column in outcome.columns for group in comparable(outcome, column)]
 
 
 def figures(outcome: Outcome) -> Sheet:
@@ -110,13 +124,23 @@ def distinct(outcome: Outcome, column: Column) -> list[tuple[str, list[Row]]]:
     return [(" / ".join(row.name for row in rows), rows) for names, rows in alike.items() if names]
 
 
-def on_common_seeds(outcome: Outcome, column: Column) -> tuple[Outcome, str]:
-    """Return the seeds that everybody has, for one deal may be easier than another, and say which these are."""
+def comparable(outcome: Outcome, column: Column) -> list[Group]:
+    """Return who can be compared in a column: all rows, on the seeds that they have in common.
+
+    Where some have more of them, these once more among themselves: with standard errors.
+    """
+    groups, some = [_group(outcome, column)], outcome.with_all_seeds(column)
+    if len(outcome.common_seeds(column)) < outcome.wanted.seeds and len(distinct(some, column)) > 1:
+        groups.append(_group(some, column, "_seeds", " of those with every seed"))
+    return groups
+
+
+def _group(outcome: Outcome, column: Column, kind: str = "", whose: str = "") -> Group:
     seeds = outcome.common_seeds(column)
     if not seeds:
-        return outcome, OWN_SEEDS
+        return Group(outcome, outcome, OWN_SEEDS, kind, whose)
     which = f"on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, which all rows have"
-    return outcome.on_seeds(seeds), which
+    return Group(outcome, outcome.on_seeds(seeds), which, kind, whose)
 
 
 def label(column: Column) -> str:
@@ -246,18 +270,18 @@ def _views_of(outcome: Outcome, row: Row, column: Column) -> list[str]:
 # -------------------- who leads
 
 
-def _ranking(outcome: Outcome, column: Column, kind: str = "", whose: str = "") -> Sheet:
-    fair, which = on_common_seeds(outcome, column)
+def _ranking(group: Group, column: Column) -> Sheet:
+    outcome, fair = group.outcome, group.fair
     blocks = [[*_ranked(_entries(fair, column, test))] for test in TESTS]
     rows = [[*left, *right] for left, right in zip_longest(*blocks, fillvalue=["", "", ""])]
     notes = [
         "everybody in the view `pre`: what a client holds after a broadcast, before it trains",
         "(global): the aggregated model, where it is not what clients hold in `pre`",
         BOTH_TESTS,
-        f"accuracy in percent, mean over clients, {which}; ± standard error of the mean over seeds",
+        group.accuracy,
     ]
     head, groups = ["place", "method", "accuracy"] * 2, [f"`{test}`" for test in TESTS for _ in range(3)]
-    name, title = name_for(f"ranking{kind}", column), f"ranking{whose}, {label(column)}"
+    name, title = name_for(f"ranking{group.kind}", column), f"ranking{group.whose}, {label(column)}"
     sheet = Sheet(name, title, head, rows, notes, frozenset(), groups)
     return dressed(outcome, sheet)
 
