@@ -51,7 +51,8 @@ INTRODUCTION = """\
 
 Made by `make results` from the runs kept in `results/cells/`: every number in a table is read from one of them, and
 the last section says when, where, from which commit and with which command each came about. Accuracies are in percent,
-means over clients; `±` is the standard deviation between seeds, where there are several.
+means over clients; `±` is the standard deviation between seeds, where there are several, or their standard error where
+a table says so.
 
 - `balanced`: every class of the test split weighs alike. `own`: classes weigh as in the client's training samples.
 - `pre`: what a client holds right after the last broadcast, before it trains. `post`: after local training. `global`:

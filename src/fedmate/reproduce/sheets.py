@@ -171,7 +171,8 @@ def _published(outcome: Outcome) -> Sheet:
         for name, cells in _block(outcome, places).items():
             head, groups = [*head, name], [*groups, label(column)]
             rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
-    notes = [OVER_CLIENTS, "ours: in the view of the published row; bold: the largest of a column", *_tests(outcome)]
+    whose = "the published row" if outcome.grid.source else "the row"
+    notes = [OVER_CLIENTS, f"ours: in the view of {whose}; bold: the largest of a column", *_tests(outcome)]
     return dressed(outcome, Sheet("accuracy", "", head, rows, notes, frozenset(bold), groups))
 
 
