@@ -123,6 +123,18 @@ def test_stand_ins_are_named_with_what_is_chosen_of_them() -> None:
     assert digits.data == "digits"
 
 
+def test_accuracies_that_are_not_those_of_the_test_split_say_so() -> None:
+    done = Run({"pre": (1.0, 2.0)})
+    s50 = column("s50", values={"partition": {"share": 50}, "evaluate_on": "validation"})
+    both = {"s10/fedavg": [done], "s50/fedavg": [done]}
+    some = outcome_of(grid_of([S10, s50], [FEDAVG]), both)
+    sentence = "not the test split, but training samples that no client holds (`evaluate_on` is `validation`)"
+    assert some.notes() == [f"{sentence}: fedavg (s50)"]
+    assert outcome_of(grid_of([s50], [FEDAVG]), {"s50/fedavg": [done]}).notes() == [sentence]
+    # A picture of who holds what asks nobody.
+    assert outcome_of(replace(grid_of([s50], [FEDAVG]), trains=False), {"s50/fedavg": [Run({})]}).notes() == []
+
+
 def test_what_is_not_run_is_named_by_seed() -> None:
     done = Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})
     runs = {"s10/fedavg": [done, None, None], "s10/fedrep": [done, done, None]}

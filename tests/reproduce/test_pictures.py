@@ -15,6 +15,7 @@ from fedmate.report.figures import Circles, Clouds, Dots, Lines, Picture, Series
 from fedmate.report.plots import MOST
 from fedmate.report.sheets import Sheet
 from fedmate.reproduce.grid import Wanted
+from fedmate.reproduce.harmony import harmony
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.pictures import classwise, curves, holdings, line, losses, prototypes
 from fedmate.reproduce.presentation import SHOWS, Shown
@@ -305,6 +306,15 @@ def test_titles_say_what_was_cut_short_and_what_stands_in(show: Callable[[Outcom
                 "--quick: cut short, no figures to compare by",
                 f"digits stands in for {one}",
             ]
+
+
+def test_titles_say_that_validation_samples_were_asked() -> None:
+    asked = column("s30", values={"partition": {"share": 30}, "evaluate_on": "validation"})
+    runs: dict[str, list[Run | None]] = {"s10/fedavg": [run(10.0)], "s30/fedavg": [run(10.0)]}
+    pictures = harmony(outcome_of(grid_of([COLUMNS[0], asked], ROWS[:1]), runs))
+    titles = [picture.title for picture in pictures if isinstance(picture, Picture)]
+    ending = " (validation samples, not the test split)"
+    assert [title.endswith(ending) for title in titles] == [False, True]
 
 
 def test_every_picture_can_be_drawn() -> None:

@@ -16,6 +16,7 @@ from fedmate.reproduce.measures import MEASURES
 from fedmate.reproduce.store import Store
 
 UNTUNED = "left out, for `fedmate tune` has not been there"
+VALIDATED = "not the test split, but training samples that no client holds (`evaluate_on` is `validation`)"
 OTHER_VERSION = "some cells were run with another version of their method's file, or before that was recorded"
 
 
@@ -101,7 +102,14 @@ class Outcome:
                 notes.append(f"{column.name}: {column.data} stands in for {column.stands_in_for}")
         if self.grid.left_out:
             notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
-        notes += self._untuned() + self._unfinished() + self._unmeasured() + self._diverged() + self._unlike()
+        notes += (
+            self._validated()
+            + self._untuned()
+            + self._unfinished()
+            + self._unmeasured()
+            + self._diverged()
+            + self._unlike()
+        )
         return notes + self._unknown_views() + self.versions()
 
     def versions(self) -> list[str]:
@@ -138,6 +146,18 @@ class Outcome:
     def on_seeds(self, seeds: Sequence[int]) -> Outcome:
         """Return the outcome with some seeds only."""
         return replace(self, cells=[cell for cell in self.cells if cell.seed in seeds])
+
+    def validated(self) -> list[Cell]:
+        """Return the cells that are asked validation samples, not the test split."""
+        return [cell for cell in self.cells if cell.trains and cell.experiment.general.evaluate_on == "validation"]
+
+    def _validated(self) -> list[str]:
+        """Say so, and of which rows if not of all."""
+        rows: dict[str, dict[str, None]] = {}
+        for cell in (asked := self.validated()):
+            rows.setdefault(cell.row.name, {})[cell.column.name] = None
+        places = "; ".join(self._places({row: [*columns] for row, columns in rows.items()}))
+        return [VALIDATED if len(asked) == len(self.cells) else f"{VALIDATED}: {places}"] if asked else []
 
     def _untuned(self) -> list[str]:
         """Name the rows that nobody has tuned, and the columns where it is not in all of them."""

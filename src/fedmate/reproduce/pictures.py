@@ -267,11 +267,13 @@ def title_of(outcome: Outcome, what: str) -> str:
 def _warnings(outcome: Outcome, columns: Sequence[Column]) -> list[str]:
     """Say what a reader must know before comparing what is drawn with what was published."""
     quick = [QUICK if outcome.grid.trains else "--quick"] if outcome.wanted.quick else []
+    asked = {cell.column.key for cell in outcome.validated()} & {column.key for column in columns}
     missing: dict[str, list[str]] = {}
     for column in columns:
         if column.stands_in_for is not None and column.stands_in_for not in missing.get(column.data, []):
             missing.setdefault(column.data, []).append(column.stands_in_for)
-    return [*quick, *(f"{data} stands in for {', '.join(names)}" for data, names in missing.items())]
+    instead = [f"{data} stands in for {', '.join(names)}" for data, names in missing.items()]
+    return [*quick, *instead, *(["validation samples, not the test split"] if asked else [])]
 
 
 def run_with(column: Column) -> str:
