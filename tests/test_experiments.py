@@ -24,11 +24,9 @@ NAMES = [
     *("ablation", "adaptability", "classwise", "components", "convergence", "cost", "distributions", "generalization"),
     *("lambda_c", "lambda_e", "prototypes", "redundancy", "time_to_accuracy", "transmission"),
 ]
-EVERY = sorted([*NAMES, "beyond", "harmony", "rates"])
+EVERY = sorted([*NAMES, "beyond", "harmony"])
 """Those of the paper, and our own."""
 TRAINED = [name for name in EVERY if name != "distributions"]
-SHARED = [name for name in TRAINED if name != "rates"]
-"""Those that follow the paper's protocol in all."""
 TABLE_1 = [
     *("cifar10_s10", "cifar10_s30", "cifar10_s50", "cifar10_s70"),
     *("cinic10_s10", "cinic10_s70", "emnist_s10", "emnist_s70"),
@@ -223,28 +221,6 @@ def test_fedmate_plus_is_reached_step_by_step() -> None:
     assert added == {"calibration", "classifier_start"}
 
 
-def test_rates_are_chosen_alike_for_all_and_not_by_the_test_split() -> None:
-    settings: dict[str, set[tuple[Any, ...]]] = {}
-    for cell in cells_of("rates").values():
-        one, usual = cell.experiment, cells_of("harmony")["cifar10_s30/fedavg"].experiment
-        assert one.general.evaluate_on == "validation"
-        assert one.general.rounds == usual.general.rounds
-        assert replace(one.training, learning_rate=usual.training.learning_rate) == usual.training
-        assert one.method.options["calibration"] == 1.0
-        options = tuple(sorted((key, str(value)) for key, value in one.method.options.items()))
-        settings.setdefault(one.method.name, set()).add((one.training.learning_rate, options))
-    assert {name: len(found) for name, found in settings.items()} == dict.fromkeys(
-        ["fedmate_plus", "fedpac", "scaffold", "fedavg"], 8
-    )
-    # What everybody has by default is among them.
-    defaults = {
-        row: cells_of("harmony")[f"cifar10_s30/{row}"].experiment for row in ("fedmate_plus", "fedavg_calibrated")
-    }
-    for one in defaults.values():
-        options = tuple(sorted((key, str(value)) for key, value in one.method.options.items()))
-        assert (one.training.learning_rate, options) in settings[one.method.name]
-
-
 def test_the_test_is_the_papers() -> None:
     own = {(name, column.key) for name in NAMES for column in grid_of(name).columns if column.test == "own"}
     assert own == {
@@ -256,7 +232,7 @@ def test_the_test_is_the_papers() -> None:
 # ---- the protocol ----
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", TRAINED)
 def test_every_run_follows_the_shared_protocol(name: str) -> None:
     for cell in cells_of(name).values():
         general, training = cell.experiment.general, cell.experiment.training
@@ -266,7 +242,7 @@ def test_every_run_follows_the_shared_protocol(name: str) -> None:
         assert (training.momentum, training.weight_decay) == (0.5, 5e-4)
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", TRAINED)
 def test_network_rate_and_samples_are_those_of_the_data_set(name: str) -> None:
     expected = {
         "cifar10": ("cifar_cnn", 0.02, 600),

@@ -102,14 +102,8 @@ class Outcome:
                 notes.append(f"{column.name}: {column.data} stands in for {column.stands_in_for}")
         if self.grid.left_out:
             notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
-        notes += (
-            self._validated()
-            + self._untuned()
-            + self._unfinished()
-            + self._unmeasured()
-            + self._diverged()
-            + self._unlike()
-        )
+        for say in (self._validated, self._untuned, self._unfinished, self._unmeasured, self._diverged, self._unlike):
+            notes += say()
         return notes + self._unknown_views() + self.versions()
 
     def versions(self) -> list[str]:
