@@ -44,6 +44,10 @@ GRACE = 5.0
 END = 20.0
 """Seconds for it to end after its workers were ended, and for what Ray leaves behind."""
 
+_PUT: list[ObjectRef] = []
+"""What simulations of this process have put aside; never forgotten, for Ray gives the first object of each the same
+name: to forget that of an earlier simulation would free that of the one which runs."""
+
 
 @contextmanager
 def simulated(work: Work) -> Iterator[Courier]:
@@ -133,7 +137,8 @@ class _Simulation:
                 logging_level=logging.CRITICAL,
             )
             # The app travels with every message, so what may be large is put aside once.
-            client = client_app(partial(_open_site, work.folder, ray.put(work.given)), is_virtual=True)
+            _PUT.append(ray.put(work.given))
+            client = client_app(partial(_open_site, work.folder, _PUT[-1]), is_virtual=True)
             settings = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
             run_simulation(server, client, work.clients, backend_config=settings)
         except BaseException as error:
