@@ -232,9 +232,18 @@ def test_the_test_is_the_papers() -> None:
 # ---- the protocol ----
 
 
+SMALL = "small_s10"
+"""The column of `beyond` for machines without a GPU."""
+
+
+def in_full(name: str) -> list[Cell]:
+    """Return the cells that are run as the paper ran its own."""
+    return [cell for cell in cells_of(name).values() if cell.column.key != SMALL]
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_run_follows_the_shared_protocol(name: str) -> None:
-    for cell in cells_of(name).values():
+    for cell in in_full(name):
         general, training = cell.experiment.general, cell.experiment.training
         assert (general.rounds, general.participation, general.holdout_clients) == (200, 1.0, 0.0)
         assert (general.evaluate_on, general.seed, cell.experiment.partition.options["clients"]) == ("test", 0, 20)
@@ -251,12 +260,24 @@ def test_network_rate_and_samples_are_those_of_the_data_set(name: str) -> None:
         "animal10": ("animals_cnn", 0.01, 600),
         "emnist": ("emnist_cnn", 0.01, 1000),
     }
-    for cell in cells_of(name).values():
+    for cell in in_full(name):
         model, rate, examples = expected[cell.experiment.dataset.name]
         assert (cell.experiment.model.name, cell.experiment.training.learning_rate) == (model, rate)
         partition = cell.experiment.partition
         assert partition.options["examples"] == (examples if partition.name == "share" else None)
         assert cell.experiment.dataset.options.get("split", "byclass") == "byclass"
+
+
+def test_what_is_small_is_so_for_all_rows_and_asks_no_test_split() -> None:
+    cells = {key: cell for key, cell in cells_of("beyond").items() if cell.column.key == SMALL}
+    assert len(cells) == len(grid_of("beyond").rows)
+    for key, cell in cells.items():
+        full = cells_of("beyond")[key.replace(SMALL, "cifar10_s10")].experiment
+        small = cell.experiment
+        assert small.general.evaluate_on == "validation"
+        assert small.method == full.method
+        assert small.partition.options == {**full.partition.options, "clients": 10}
+        assert small.training == replace(full.training, learning_rate=0.05)
 
 
 @pytest.mark.parametrize("name", NAMES)

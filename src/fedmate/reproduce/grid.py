@@ -140,6 +140,8 @@ class Grid:
     rows: tuple[Row, ...]
     left_out: tuple[str, ...] = ()
     """The names of columns for which nothing is at hand."""
+    reference: str = ""
+    """The key of the row that others are changes of; empty if there is none."""
 
     def cells(self, wanted: Wanted) -> list[Cell]:
         """Return the cells that are meant, row by row within a column, the first seed of all before the second."""

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from fedmate.errors import UserError, nearest
 from fedmate.report.figures import Picture
 from fedmate.report.sheets import Sheet
+from fedmate.reproduce.differences import differences
 from fedmate.reproduce.effort import cost, time_to_accuracy
 from fedmate.reproduce.grid import Grid
 from fedmate.reproduce.harmony import harmony
@@ -23,6 +24,7 @@ SHOWS: dict[str, Callable[[Outcome], Shown]] = {
     "classwise": classwise,
     "cost": cost,
     "curves": curves,
+    "differences": differences,
     "harmony": harmony,
     "holdings": lambda outcome: [*spread(outcome), *holdings(outcome)],
     "line": line,
@@ -43,3 +45,7 @@ def check_shows(grid: Grid) -> None:
         for name in names:
             if name not in known:
                 raise UserError(f"`{grid.name}` has `{name}` in `{key}`, which does not exist; {nearest(name, known)}")
+    if "differences" in grid.shows and not grid.reference:
+        raise UserError(
+            f"`{grid.name}` has `differences` in `shows`, but does not say from which row; set `reference` to its key."
+        )

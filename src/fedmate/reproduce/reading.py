@@ -4,6 +4,7 @@ title = "..."                 what it shows
 source = "..."                where it was published
 test = "balanced"             the test of the published figures, or "own"; a column may have another
 shows = ["accuracy"]          what is made of the cells: the names of `presentation.SHOWS`
+reference = "KEY"             the row that the others are changes of, for `differences`
 measures = []                 what is taken from each run besides its figures: the names of `measures.MEASURES`
 trains = true                 `false`: samples are dealt, nothing is trained
 [base], [quick]               what all cells share, as in an experiment's file; what `--quick` puts over it
@@ -30,7 +31,7 @@ from fedmate.methods import METHODS
 from fedmate.reproduce.grid import TESTS, Column, Grid, Row
 
 COLUMN_KEYS, ROW_KEYS = ("name", "stand_ins", "test"), ("name", "paper", "view")
-KEYS = ("title", "source", "test", "shows", "measures", "trains", "base", "quick", "columns", "rows")
+KEYS = ("title", "source", "test", "shows", "reference", "measures", "trains", "base", "quick", "columns", "rows")
 KEY = r"[A-Za-z0-9_.-]{0,59}[A-Za-z0-9_-]"
 """What may be part of a file's name, and is no `..`."""
 RESERVED = ("cells", "locks", "runs")
@@ -83,6 +84,7 @@ class _Reader:
             quick=self._rest(self._take(values, "", "quick", dict, {}), "[quick]", ()),
             columns=tuple(self._column(key, dict(content), test) for key, content in columns),
             rows=tuple(self._row(key, dict(content)) for key, content in rows),
+            reference=self._text(values, "", "reference", ""),
         )
         if values:
             key = next(iter(values))
@@ -93,6 +95,11 @@ class _Reader:
             )
         if "dataset" in grid.base:
             grid = replace(grid, columns=tuple(_on(column, grid.base["dataset"]) for column in grid.columns))
+        keys = [row.key for row in grid.rows]
+        if grid.reference and grid.reference not in keys:
+            raise self._error(
+                f"has `reference` {_shown(grid.reference)}, which is no row; {nearest(grid.reference, keys)}"
+            )
         for row in grid.rows:
             self._check_paper(row, [column.key for column in grid.columns])
         try:
