@@ -141,7 +141,10 @@ def test_a_prior_is_chosen_and_said(fedmate_: Fedmate, calibrated: Path, prior: 
 def test_priors_that_are_refused(fedmate_: Fedmate, model: Path, calibrated: Path) -> None:
     np.save("x.npy", PIXELS)
     for prior, found in (
-        ("estimate", "`prior` is `estimate`, which is no prior and no list of numbers; did you mean `estimated`?"),
+        (
+            "estimate",
+            "`prior` is `estimate`, which is no prior and no numbers with commas between; did you mean `estimated`?",
+        ),
         ("1,2", "`prior` has 2 numbers for 10 classes; give one number for each class."),
         ("-1" + ",1" * 9, "`prior` is -1 for class 0; give numbers that are 0 or more."),
     ):

@@ -265,3 +265,7 @@ def test_what_is_said_about_calibration() -> None:
         "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
     ]
     assert notes(2, absent_share=0.1, calibration=1.0) == notes(4, own_prior=True) == notes(4) == []
+    assert notes(2, absent_share=0.6, calibration=1.0) == [
+        "`method.absent_share` is 0.6, but there are clients of which a class has a share of 0.5: one that they lack "
+        "counts for more."
+    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.compose import Request, compose, left_out
 from fedmate.experiment.config import Experiment, load_file, parse_set, resolve
 
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
@@ -115,6 +115,30 @@ def test_a_preset_reaches_the_methods_that_have_it() -> None:
     fedavg, fedrep = compose(asked(methods=["fedavg", "fedrep"], settings=["method.preset=authors"]))
     assert fedrep.method.options["classifier_epochs"] == 10
     assert fedavg == one(methods=["fedavg"])
+
+
+def test_it_is_said_for_whom_a_setting_does_not_hold() -> None:
+    settings = ["method.calibration=1", "method.classifier_epochs=4", "method.preset=authors", "rounds=3"]
+    assert left_out(asked(methods=["fedproto", "fedavg", "fedrep"], settings=settings)) == [
+        "`method.calibration=1` does not hold for `fedproto`, which has no such option.",
+        "`method.classifier_epochs=4` does not hold for `fedproto`, `fedavg`, which have no such option.",
+        "`method.preset=authors` does not hold for `fedavg`, which has no such preset.",
+    ]
+    assert left_out(asked(methods=["fedavg"], settings=["method.calibration=1"])) == []
+    assert left_out(asked(settings=["method.classifier_epochs=4"])) == []
+
+
+def test_the_options_of_all_compared_methods_are_searched_for_what_was_meant() -> None:
+    for methods in (["fedproto", "fedavg"], ["fedavg", "fedproto"]):
+        assert "any of the methods; did you mean `calibration`?" in refused(methods, ["method.calibratoin=1"])
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [("learning_rate", "training"), ("calibration", "method"), ("share", "partition"), ("path", "dataset")],
+)
+def test_a_key_without_its_section_is_told_where_it_belongs(key: str, place: str) -> None:
+    assert f"`{key}` in --set is not a key; did you mean `{place}.{key}`?" in refused([], [f"{key}=1"])
 
 
 def test_a_setting_that_no_compared_method_knows_is_refused() -> None:

@@ -271,9 +271,15 @@ def test_a_small_share_is_not_none() -> None:
 # -------------------- what is refused
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "another word": ("unifrom", "is `unifrom`, which is no prior and no list of numbers; did you mean `uniform`?"),
-    "a capital": ("Own", "is `Own`, which is no prior and no list of numbers; did you mean `own`?"),
-    "no word of ours": ("x" * 99, f"is `{'x' * 37}...`, which is no prior and no list of numbers; known are `estim"),
+    "another word": (
+        "unifrom",
+        "is `unifrom`, which is no prior and no numbers with commas between; did you mean `uniform`?",
+    ),
+    "a capital": ("Own", "is `Own`, which is no prior and no numbers with commas between; did you mean `own`?"),
+    "no word of ours": (
+        "x" * 99,
+        f"is `{'x' * 37}...`, which is no prior and no numbers with commas between; known are `estim",
+    ),
     "nothing": ("", "is ``, which is no prior"),
     "too few": ("1,2", "has 2 numbers for 3 classes; give one number for each class."),
     "too many": ([1, 2, 3, 4], "has 4 numbers for 3 classes; "),

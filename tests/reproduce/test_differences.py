@@ -23,10 +23,10 @@ ROWS = (
 )
 
 
-def run(balanced: float, own: float, diverged_in: int | None = None) -> Run:
+def run(balanced: float, own: float, diverged_in: int | None = None, sha256: str = "ab") -> Run:
     """Other numbers in other views, so that a wrong view is seen."""
     accuracy = {"pre": (balanced, own), "post": (1.0, 2.0), "global": (balanced + 3, own - 5)}
-    return Run(accuracy, diverged_in=diverged_in)
+    return Run(accuracy, diverged_in=diverged_in, sha256=sha256)
 
 
 def outcome(wanted: Wanted | None = None, reference: str = "fedmate", **more: list[Run | None]) -> Outcome:
@@ -35,7 +35,7 @@ def outcome(wanted: Wanted | None = None, reference: str = "fedmate", **more: li
         "fedmate": [run(50.0, 70.0), run(54.0, 74.0)],
         "fedavg": [run(60.0, 65.0), run(58.0, 69.0)],
     }
-    grid = replace(grid_of([S10, S70], ROWS), reference=reference)
+    grid = replace(grid_of([S10, S70], ROWS), reference=reference, shows=("differences",))
     return outcome_of(grid, {f"s10/{key}": of_row for key, of_row in (runs | more).items()}, wanted)
 
 
@@ -64,12 +64,35 @@ def test_an_accuracy_of_nothing_is_one() -> None:
     assert table(outcome(fedrep=[run(0.0, 0.0), None]))["FedRep"] == ["`pre`", "-50.00", "-70.00", "1"]
 
 
-def test_what_is_not_run_is_empty_and_what_is_not_meant_is_not_there() -> None:
+def test_rows_that_were_dealt_other_samples_are_not_subtracted() -> None:
+    other = [run(40.0, 71.0, sha256="cd"), run(43.0, 75.0)]
+    assert table(outcome(fedrep=other))["FedRep"] == ["`pre`", "-11.00", "+1.00", "1"]
+    assert table(outcome(fedrep=other[:1]))["FedRep"] == ["`pre`", "-", "-", ""]
+
+
+def test_a_place_without_a_number_says_why() -> None:
+    away = [run(1.0, 2.0, diverged_in=3)] * 2
     assert table(outcome(fedrep=[None, None]))["FedRep"] == ["`pre`", "", "", ""]
+    assert table(outcome(fedrep=away))["FedRep"] == ["`pre`", "diverged", "diverged", ""]
+    found = table(outcome(fedmate=away))
+    assert found["FedMate"] == ["`pre`", "diverged", "diverged", ""]
+    assert found["FedRep"] == ["`pre`", "-", "-", ""]
+    assert table(outcome(fedmate=[Run({"post": (1.0, 2.0)})]))["FedMate"] == ["`pre`", "-", "-", ""]
+
+
+def test_what_is_not_meant_is_not_there_and_it_is_said_where_there_is_no_reference() -> None:
+    assert [sheet.name for sheet in differences(outcome())] == ["differences_s10", "differences_s70"]
+    assert not [note for note in outcome().notes() if "reference" in note]
     meant = outcome(Wanted(patterns=["s10/fedmate", "s10/fedavg"]))
     assert list(table(meant)) == ["FedMate", "FedAvg"]
-    assert differences(outcome(Wanted(patterns=["s10/fedavg"]))) == []
-    assert [sheet.name for sheet in differences(outcome())] == ["differences_s10", "differences_s70"]
+
+    lacking = "no differences: FedMate, the `reference`, is not among the cells"
+    some = outcome(Wanted(patterns=["s10/fed*", "s70/fedavg"]))
+    assert [sheet.name for sheet in differences(some)] == ["differences_s10"]
+    assert f"{lacking} (s = 70)" in some.notes()
+    none = outcome(Wanted(patterns=["s10/fedavg"]))
+    assert differences(none) == []
+    assert lacking in none.notes()
 
 
 def test_equal_rows_differ_by_nothing_without_a_sign_of_its_own() -> None:
@@ -99,5 +122,5 @@ def test_the_reference_is_a_row_of_the_file(tmp_path: Path) -> None:
         load_grid(str(path))
 
     path.write_text(GRID.format(reference=""))
-    with pytest.raises(UserError, match="does not say from which row; set `reference` to its key"):
+    with pytest.raises(UserError, match="does not say from which row; write `reference = KEY` above"):
         check_shows(load_grid(str(path)))

@@ -194,7 +194,19 @@ def _calibration_notes(method: Method, federation: Federation) -> list[str]:
         ignored = "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
         return [ignored] * bool(method.absent_share)
     ignored = "`method.own_prior` is on beside `method.calibration`, which does the same: it changes nothing."
-    return [ignored] * method.own_prior + _single_class_notes(method, federation)
+    return [ignored] * method.own_prior + _absent_notes(method, federation) + _single_class_notes(method, federation)
+
+
+def _absent_notes(method: Calibrated, federation: Federation) -> list[str]:
+    """Say it if classes that a client lacks count for more than one that it holds."""
+    if not method.absent_share:
+        return []
+    counts = [class_counts(data, federation.num_classes) for data in federation.clients]
+    rarest = min((float(held[held > 0].min() / held.sum()) for held in counts if (held == 0).any()), default=1.0)
+    return [
+        f"`method.absent_share` is {method.absent_share:g}, but there are clients of which a class has a share of "
+        f"{rarest:.3g}: one that they lack counts for more."
+    ] * (method.absent_share > rarest)
 
 
 def _single_class_notes(method: Calibrated, federation: Federation) -> list[str]:

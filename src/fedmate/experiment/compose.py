@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedmate.core.options import options_of
-from fedmate.errors import UserError
+from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import Experiment, Layer, check_shape, lookup, resolve
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.tuned import TUNED
@@ -57,14 +57,34 @@ def compose(request: Request) -> list[Experiment]:
     ]
 
 
+def left_out(request: Request) -> list[str]:
+    """Say which settings hold for some of the compared methods only, for the others do not have them."""
+    sentences = []
+    for key, value in request.settings.values.get("method", {}).items():
+        lacking = [name for name in request.methods if not _knows(name, key, value)]
+        if lacking:
+            names = ", ".join(f"`{name}`" for name in lacking)
+            kind = "preset" if key == "preset" else "option"
+            have = "has" if len(lacking) == 1 else "have"
+            sentences.append(f"`method.{key}={value}` does not hold for {names}, which {have} no such {kind}.")
+    return sentences
+
+
 def _check_methods(methods: Sequence[str], settings: Layer) -> None:
     for name in methods:
         lookup("method", METHODS, name, "--method")
     repeated = next((name for name in methods if methods.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"`--method` names `{repeated}` twice; name each method once.")
-    if "name" in settings.values.get("method", {}):
+    own = settings.values.get("method", {})
+    if "name" in own:
         raise UserError("`--set method.name` and `--method` both choose the method; use `--method` alone.")
+    known = {key for name in methods for key in options_of(METHODS[name])}
+    unknown = next((key for key in own if key not in known and key != "preset"), None)
+    if unknown is not None and len(methods) > 1:
+        raise UserError(
+            f"`method.{unknown}` in {settings.source} is not an option of any of the methods; {nearest(unknown, known)}"
+        )
 
 
 def _for_method(settings: Layer, name: str, methods: Sequence[str]) -> Layer:

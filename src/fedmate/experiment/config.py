@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -199,9 +200,21 @@ def check_shape(layer: Layer) -> None:
         elif isinstance(value, dict):
             raise UserError(f"`[{key}]` in {layer.source} is not a section; {nearest(key, sections)}")
         elif key not in options_of(General):
-            raise UserError(
-                f"`{key}` in {layer.source} is not a key; {nearest(key, [*options_of(General), *sections])}"
-            )
+            hint = _section_of(key) or nearest(key, [*options_of(General), *sections])
+            raise UserError(f"`{key}` in {layer.source} is not a key; {hint}")
+
+
+def _section_of(key: str) -> str | None:
+    """Return a hint where a key belongs that stands outside any section, if it is an option of something."""
+    if key in options_of(Training):
+        return f"did you mean `training.{key}`?"
+    for section, table in NAMED_SECTIONS.items():
+        for name in table.names():
+            # A package that cannot be loaded is not what the user asked about.
+            with suppress(UserError):
+                if key in options_of(table[name]):
+                    return f"did you mean `{section}.{key}`?"
+    return None
 
 
 def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:

@@ -15,7 +15,7 @@ from fedmate.core.serialise import DamagedError
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.compose import Request, compose
+from fedmate.experiment.compose import Request, compose, left_out
 from fedmate.experiment.config import Experiment, Section, load_file, resolve
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
@@ -65,7 +65,7 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
         jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
-        yield [jobs[0]._replace(notes=[*_say_unlike(experiments), *jobs[0].notes]), *jobs[1:]]
+        yield [jobs[0]._replace(notes=[*left_out(request), *_say_unlike(experiments), *jobs[0].notes]), *jobs[1:]]
 
 
 def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:

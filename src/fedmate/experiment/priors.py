@@ -207,7 +207,7 @@ def _read(text: str) -> list[float]:
                 ) from None
             word = excerpt(text)
             raise UserError(
-                f"`prior` is `{word}`, which is no prior and no list of numbers; {nearest(word, WORDS)}"
+                f"`prior` is `{word}`, which is no prior and no numbers with commas between; {nearest(word, WORDS)}"
             ) from None
     return found
 

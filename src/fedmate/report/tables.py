@@ -17,7 +17,7 @@ MEANINGS = {
     "after": "the same model after one local update on the training samples",
     "global": "the aggregated model of the run",
     "balanced": "all classes weigh alike",
-    "own": "classes weigh as in the training samples",
+    "own": "classes weigh as in the training samples, and a calibrated model is told so",
 }
 """What the words in a newcomer's table mean."""
 
@@ -26,7 +26,10 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     """Return a table with a row per run: accuracy in percent by view and test, bytes, time."""
     first = summaries[0]
     title = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds, seed {first['seed']}"
-    caption = "accuracy in percent, mean over clients; * headline view; MB over all clients"
+    caption = (
+        "accuracy in percent, mean over clients; * headline view; MB over all clients\n"
+        "own: classes as at the client, which calibrated models are told"
+    )
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
     for test in TESTS:

@@ -104,6 +104,7 @@ class Outcome:
             notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
         for say in (self._validated, self._untuned, self._unfinished, self._unmeasured, self._diverged, self._unlike):
             notes += say()
+        notes += self._unreferenced()
         return notes + self._unknown_views() + self.versions()
 
     def versions(self) -> list[str]:
@@ -199,6 +200,15 @@ class Outcome:
         return [
             f"{cell.key}, seed {cell.seed}: diverged in round {number}" for cell, number in found if number is not None
         ]
+
+    def _unreferenced(self) -> list[str]:
+        """Name the columns in which nothing can be subtracted, for the row of reference is not among the cells."""
+        row = next((row for row in self.grid.rows if row.key == self.grid.reference), None)
+        if row is None or "differences" not in self.grid.shows:
+            return []
+        lacking = [column.name for column in self.columns if not self.names(row, column)]
+        where = "" if len(lacking) == len(self.columns) else f" ({'; '.join(lacking)})"
+        return [f"no differences: {row.name}, the `reference`, is not among the cells{where}"] if lacking else []
 
     def _unknown_views(self) -> list[str]:
         """Name the rows whose view no run of theirs has, as a misspelt one."""

@@ -47,5 +47,6 @@ def check_shows(grid: Grid) -> None:
                 raise UserError(f"`{grid.name}` has `{name}` in `{key}`, which does not exist; {nearest(name, known)}")
     if "differences" in grid.shows and not grid.reference:
         raise UserError(
-            f"`{grid.name}` has `differences` in `shows`, but does not say from which row; set `reference` to its key."
+            f"`{grid.name}` has `differences` in `shows`, but does not say from which row; write `reference = KEY` "
+            "above its first table."
         )

@@ -14,7 +14,10 @@ from fedmate.reproduce.grid import TESTS, Column, Row
 from fedmate.reproduce.outcome import Figure, Outcome
 
 OVER_CLIENTS = "accuracy in percent, mean over clients; ± standard deviation between seeds, where there are several"
-BOTH_TESTS = "tests: all classes weigh alike in `balanced`, as in the training samples in `own`"
+BOTH_TESTS = (
+    "tests: all classes weigh alike in `balanced`, as in the client's training samples in `own`, where calibrated "
+    "models are told so"
+)
 
 FIGURES = (
     *("experiment", "settings", "quick", "column", "stands_in_for", "row", "method", "view", "test", "published_view"),
@@ -179,7 +182,7 @@ def _published(outcome: Outcome) -> Sheet:
 def _block(outcome: Outcome, places: Sequence[Place]) -> dict[str, list[str]]:
     """Return the parts of a column of the grid: what there is of the paper's figure, ours and the difference."""
     column = places[0].column
-    block = {"ours": [_cell(outcome, place) for place in places]}
+    block = {"ours": [cell_text(outcome, place) for place in places]}
     if _has_paper(outcome, column):
         paper = [place.row.paper.get(column.key) for place in places]
         name = "paper" if column.stands_in_for is None else f"paper ({column.stands_in_for})"
@@ -225,7 +228,7 @@ def _tests(outcome: Outcome) -> list[str]:
     return [f"test: `{test}` in {'; '.join(names)}" for test, names in used.items()]
 
 
-def _cell(outcome: Outcome, place: Place) -> str:
+def cell_text(outcome: Outcome, place: Place) -> str:
     """Write a figure; `diverged` instead, or a stroke if the method lacks the view; nothing before it is run."""
     figure = outcome.figure(*place)
     if figure is not None:
@@ -247,7 +250,8 @@ def _views(outcome: Outcome, column: Column) -> Sheet:
     head = ["method", *(f"`{test}`" if view in further else f"`{view}`" for view, test in looks)]
     groups = ["", *(f"`{view}`" if view in further else f"`{test}`" for view, test in looks)]
     cells = [
-        [name, *(_cell(outcome, Place(rows[0], column, view, test)) for view, test in looks)] for name, rows in entries
+        [name, *(cell_text(outcome, Place(rows[0], column, view, test)) for view, test in looks)]
+        for name, rows in entries
     ]
     bold = {
         (i, 1 + looks.index((row.view, column.test)))
@@ -291,7 +295,7 @@ def _entries(outcome: Outcome, column: Column, test: str) -> Iterator[tuple[str,
     """Yield who is ranked, with its figure; `None` for those that diverged."""
     for name, (row, *_) in distinct(outcome, column):
         held, aggregated = ({t: outcome.figure(row, column, view, t) for t in TESTS} for view in ("pre", "global"))
-        if held[test] is not None or _cell(outcome, Place(row, column, "pre", test)) == "diverged":
+        if held[test] is not None or cell_text(outcome, Place(row, column, "pre", test)) == "diverged":
             yield name, held[test]
         if aggregated[test] is not None and aggregated != held:
             yield f"{name} (global)", aggregated[test]
