@@ -33,12 +33,15 @@ PAGE, PICTURES = DOCS / "results.md", DOCS / "pictures" / "results"
 NAMES = (
     *("generalization", "ablation", "components", "adaptability", "classwise", "prototypes", "redundancy"),
     *("distributions", "transmission", "convergence", "cost", "lambda_e", "lambda_c", "time_to_accuracy"),
-    "harmony",
+    *("harmony", "beyond"),
 )
 """The experiments in the order of the paper, then what goes beyond it."""
 
-SEEDS = {"generalization": 3, "harmony": 3}
+SEEDS = {"generalization": 3, "harmony": 3, "beyond": 3}
 """How many are shown where it is more than one: rows of a table are to be compared, so most of them have as many."""
+
+CELLS = {"beyond": ("small_s10/*", "*/fedmate", "*/rate", "*/plus")}
+"""Which are shown where it is not all of them: what was not run would be most of the table."""
 
 TUNED = ("generalization", "harmony")
 """What is shown with tuned settings, too; others have a few of their cells."""
@@ -70,7 +73,7 @@ def outcomes() -> Iterator[Outcome]:
         grid, shown = load_grid(name), set[str]()
         for quick in (False, True):
             for settings in SETTINGS if name in TUNED else SETTINGS[:1]:
-                wanted = Wanted(SEEDS.get(name, 1), settings, quick)
+                wanted = Wanted(SEEDS.get(name, 1), settings, quick, CELLS.get(name, ()))
                 found = Outcome.of(with_records(grid, wanted, store), wanted, store)
                 # Where nothing is trained, nothing is cut short.
                 if not found.found.keys() <= shown:
@@ -165,6 +168,7 @@ def _command(outcome: Outcome) -> str:
     words += ["--seeds", str(wanted.seeds)] if wanted.seeds > 1 else []
     words += ["--settings", wanted.settings] if wanted.settings != SETTINGS[0] else []
     words += ["--quick"] if wanted.quick else []
+    words += [word for pattern in wanted.patterns for word in ("--cells", pattern)]
     return shlex.join(words)
 
 

@@ -140,6 +140,19 @@ def test_a_calibrated_model_knows_the_newcomers_shares(runs: Callable[[str], Pat
     assert {*map(int, found.model.predict(x).labels)} <= {1, 5, 9}
 
 
+@pytest.mark.parametrize(("method", "said"), [("fedmate_plus", True), ("fedmate", False)])
+def test_a_calibrated_newcomer_of_one_class_is_pointed_out(
+    runs: Callable[[str], Path], method: str, said: bool
+) -> None:
+    eights = (LABELS == 8).nonzero()[0]
+    data = fedmate.Pool(IMAGES[eights[:20]], LABELS[eights[:20]], IMAGES[:100], LABELS[:100])
+    found = fedmate.adapt(runs(method), data)
+    assert any("holds one class, and the model is told so" in note for note in found.notes) == said
+    assert (found.accuracy["before"]["own"] == 100) == said
+    several = fedmate.adapt(runs(method), fedmate.Pool(IMAGES[:40], LABELS[:40], IMAGES[:100], LABELS[:100]))
+    assert not any("one class" in note for note in several.notes)
+
+
 def test_before_is_the_broadcast(mine: Path) -> None:
     restored = Restored(mine, network())
     x, y = points(5, 80)

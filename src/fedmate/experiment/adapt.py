@@ -88,6 +88,8 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     if to is not None:
         model.save(to)
     notes = _notes(newcomer, adapted, accuracy)
+    if restored.method.own_adjustment(parts["train"]) is not None and sum(map(bool, counts)) == 1:
+        notes = (*notes, "the newcomer holds one class, and the model is told so: `own` is 100 % whatever it is.")
     return Adaptation(model, accuracy, _samples(restored, parts), not adapted.valid, notes)
 
 
