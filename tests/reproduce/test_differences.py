@@ -65,13 +65,13 @@ def test_an_accuracy_of_nothing_is_one() -> None:
 
 
 def test_rows_that_were_dealt_other_samples_are_not_subtracted() -> None:
-    other = [run(40.0, 71.0, sha256="cd"), run(43.0, 75.0)]
+    other: list[Run | None] = [run(40.0, 71.0, sha256="cd"), run(43.0, 75.0)]
     assert table(outcome(fedrep=other))["FedRep"] == ["`pre`", "-11.00", "+1.00", "1"]
     assert table(outcome(fedrep=other[:1]))["FedRep"] == ["`pre`", "-", "-", ""]
 
 
 def test_a_place_without_a_number_says_why() -> None:
-    away = [run(1.0, 2.0, diverged_in=3)] * 2
+    away: list[Run | None] = [run(1.0, 2.0, diverged_in=3)] * 2
     assert table(outcome(fedrep=[None, None]))["FedRep"] == ["`pre`", "", "", ""]
     assert table(outcome(fedrep=away))["FedRep"] == ["`pre`", "diverged", "diverged", ""]
     found = table(outcome(fedmate=away))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,23 @@ def test_cells_that_others_have_claimed_are_left_to_them(tmp_path: Path) -> None
         sweep(work, listener)
     assert "skewed/fedavg" not in listener.began_cells
     assert [cell.key for cell in work.left()] == ["skewed/fedavg"]
+
+
+def test_what_others_let_go_of_unfinished_is_taken_up(tmp_path: Path) -> None:
+    """Another process has the first cell when we come by, and is stopped while we run the second."""
+    work = work_of(grid_of(tmp_path), tmp_path)
+    other_process = ExitStack()
+    other_process.enter_context(work.store.claim(work.cells[0].name))
+
+    class Killer(Listener):
+        def began(self, cell: str) -> Observer:
+            other_process.close()
+            return super().began(cell)
+
+    listener = Killer()
+    sweep(work, listener)
+    assert not work.left()
+    assert listener.ended_cells[-1] == work.cells[0].label
 
 
 def test_a_cell_that_diverges_is_finished_and_says_so(tmp_path: Path) -> None:

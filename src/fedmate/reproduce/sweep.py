@@ -120,11 +120,21 @@ class Work(NamedTuple):
 
 
 def sweep(work: Work, watcher: Watcher) -> None:
-    """Run what is not finished and not claimed by others."""
-    for cell in work.left():
+    """Run what is not finished and not claimed by others, and then what these let go of meanwhile, unfinished."""
+    passed = _sweep(work, work.left(), watcher)
+    while free := [cell for cell in work._replace(cells=passed).left() if not work.store.is_claimed(cell.name)]:
+        names = {cell.name for cell in free}
+        passed = [cell for cell in passed if cell.name not in names] + _sweep(work, free, watcher)
+
+
+def _sweep(work: Work, cells: Sequence[Cell], watcher: Watcher) -> list[Cell]:
+    """Run these cells; return those that were passed by, for others had claimed them."""
+    passed = []
+    for cell in cells:
         try:
             claim = work.store.claim(cell.name)
         except BusyError:
+            passed.append(cell)
             continue
         except UserError as error:
             watcher.failed(cell.label, str(error))
@@ -137,6 +147,7 @@ def sweep(work: Work, watcher: Watcher) -> None:
             # A captured round holds memory of the GPU until nobody can ask for it.
             gc.collect()
             torch.cuda.empty_cache()
+    return passed
 
 
 def sweep_in_processes(work: Work, watcher: Watcher, number: int) -> None:
