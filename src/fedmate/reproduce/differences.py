@@ -36,33 +36,26 @@ def differences(outcome: Outcome) -> list[Sheet]:
 
 
 def _sheet(outcome: Outcome, column: Column, reference: Row) -> Sheet:
-    rows = [_first(outcome, column, reference)]
-    rows += [
-        _changed(outcome, column, row, reference)
-        for row in outcome.rows
-        if row.key != reference.key and outcome.names(row, column)
-    ]
+    own = [outcome.figure(reference, column, reference.view, test) for test in TESTS]
+    rows = [_cells(outcome, column, reference, own)]
+    for row in outcome.rows:
+        if row.key != reference.key and outcome.names(row, column):
+            found = [over_seeds(_paired(outcome, column, (row, reference), test)) for test in TESTS]
+            rows.append(_cells(outcome, column, row, found, sign="+"))
     title = f"what changes do, {label(column)}: each row less {reference.name}"
     notes = [PAIRED, f"first row: accuracy of {reference.name} in percent, mean over clients", BOTH_TESTS]
     return dressed(outcome, Sheet(name_for("differences", column), title, HEAD, rows, notes, frozenset({(0, 0)})))
 
 
-def _first(outcome: Outcome, column: Column, reference: Row) -> list[str]:
-    figures = [outcome.figure(reference, column, reference.view, test) for test in TESTS]
+def _cells(
+    outcome: Outcome, column: Column, row: Row, figures: Sequence[Figure | None], *, sign: str = ""
+) -> list[str]:
     texts = [
-        _missing(outcome, column, reference, test) if figure is None else _text(figure, "")
+        _missing(outcome, Place(row, column, row.view, test)) if figure is None else _text(figure, sign)
         for test, figure in zip(TESTS, figures, strict=True)
     ]
-    return [reference.name, f"`{reference.view}`", *texts, _seeds(figures)]
-
-
-def _changed(outcome: Outcome, column: Column, row: Row, reference: Row) -> list[str]:
-    figures = [over_seeds(_paired(outcome, column, (row, reference), test)) for test in TESTS]
-    texts = [
-        _missing(outcome, column, row, test) if figure is None else _text(figure, "+")
-        for test, figure in zip(TESTS, figures, strict=True)
-    ]
-    return [row.name, f"`{row.view}`", *texts, _seeds(figures)]
+    seeds = next((str(figure.seeds) for figure in figures if figure is not None), "")
+    return [row.name, f"`{row.view}`", *texts, seeds]
 
 
 def _paired(outcome: Outcome, column: Column, rows: tuple[Row, Row], test: str) -> list[float]:
@@ -79,14 +72,9 @@ def _by_deal(outcome: Outcome, column: Column, row: Row, test: str) -> dict[Deal
     return {deal: value for deal, value in found.items() if value is not None}
 
 
-def _missing(outcome: Outcome, column: Column, row: Row, test: str) -> str:
+def _missing(outcome: Outcome, place: Place) -> str:
     """Say why there is no number: it diverged, is not run, or has nothing to be subtracted from."""
-    has_figure = outcome.figure(row, column, row.view, test) is not None
-    return "-" if has_figure else cell_text(outcome, Place(row, column, row.view, test))
-
-
-def _seeds(figures: Sequence[Figure | None]) -> str:
-    return next((str(figure.seeds) for figure in figures if figure is not None), "")
+    return "-" if outcome.figure(*place) is not None else cell_text(outcome, place)
 
 
 def _text(figure: Figure, sign: str) -> str:

@@ -102,9 +102,9 @@ class Outcome:
                 notes.append(f"{column.name}: {column.data} stands in for {column.stands_in_for}")
         if self.grid.left_out:
             notes.append(f"left out, for there is nothing of them: {'; '.join(self.grid.left_out)}")
-        for say in (self._validated, self._untuned, self._unfinished, self._unmeasured, self._diverged, self._unlike):
+        cells = (self._validated, self._untuned, self._unfinished, self._unmeasured, self._diverged)
+        for say in (*cells, self._unlike, self._unreferenced):
             notes += say()
-        notes += self._unreferenced()
         return notes + self._unknown_views() + self.versions()
 
     def versions(self) -> list[str]:
