@@ -107,6 +107,14 @@ def test_equally_large_ones_stand_out_together() -> None:
     assert sheet.bold == {(0, 2), (1, 2)}
 
 
+def test_a_few_seeds_are_not_held_against_many() -> None:
+    grid = grid_of([S10], [row("fedavg"), row("fedrep")])
+    one, two = Run({"pre": (60.0, 0.0)}), [Run({"pre": (value, 0.0)}) for value in (49.0, 51.0)]
+    sheet = accuracy(outcome_of(grid, {"s10/fedavg": [one], "s10/fedrep": two}))[0]
+    assert [cells[2] for cells in sheet.rows] == ["60.00", "50.00 ± 1.41"]
+    assert sheet.bold == {(1, 2)}
+
+
 def test_the_columns_own_test_decides() -> None:
     grid = grid_of([column("s10", test="own")], [row("fedavg", paper={"s10": 60.0})])
     sheet = accuracy(outcome_of(grid, {"s10/fedavg": [Run({"pre": (50.0, 61.0)})]}))[0]

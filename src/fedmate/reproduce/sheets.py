@@ -175,7 +175,8 @@ def _published(outcome: Outcome) -> Sheet:
             head, groups = [*head, name], [*groups, label(column)]
             rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
     whose = "the published row" if outcome.grid.source else "the row"
-    notes = [OVER_CLIENTS, f"ours: in the view of {whose}; bold: the largest of a column", *_tests(outcome)]
+    stands_out = "bold: the largest of a column, among the rows with most seeds"
+    notes = [OVER_CLIENTS, f"ours: in the view of {whose}; {stands_out}", *_tests(outcome)]
     return dressed(outcome, Sheet("accuracy", "", head, rows, notes, frozenset(bold), groups))
 
 
@@ -213,9 +214,13 @@ def _difference(outcome: Outcome, place: Place) -> float | None:
 
 
 def _best(outcome: Outcome, places: Sequence[Place]) -> list[int]:
-    """Return which of some places have the largest figure, as it is shown."""
+    """Return which of some places have the largest figure, as it is shown.
+
+    One deal may be easier than another, so that a few seeds are not held against many.
+    """
     found = {i: figure for i, place in enumerate(places) if (figure := outcome.figure(*place)) is not None}
-    means = {i: round(figure.mean, 2) for i, figure in found.items()}
+    most = max((figure.seeds for figure in found.values()), default=0)
+    means = {i: round(figure.mean, 2) for i, figure in found.items() if figure.seeds == most}
     return [i for i, mean in means.items() if mean == max(means.values())]
 
 
