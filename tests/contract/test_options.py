@@ -73,6 +73,7 @@ METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("fedmate", "similarity"): Change(("cosine", "exp_cosine")),
     ("fedmate_plus", "classifier_learning_rate"): Change((0.1, 0.05)),
     ("fedmate_plus", "classifier_start"): Change(("own", "global")),
+    **{(name, "server_momentum"): Change((0.0, 0.5)) for name in ("fedavg", "fedmate", "fedmate_plus", "fedpac")},
     ("fedpac", "alignment_weight"): Change((1.0, 0.2)),
     ("fedpac", "classifier_epochs"): Change((1, 2)),
     ("fedpac", "classifier_learning_rate"): Change((0.1, 0.05)),

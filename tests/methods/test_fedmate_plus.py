@@ -13,7 +13,7 @@ from fedmate.methods import METHODS
 from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedmate_plus import FedMatePlus
 
-OFF = {"calibration": 0.0, "classifier_start": "own", "classifier_learning_rate": 0.1}
+OFF = {"calibration": 0.0, "classifier_start": "own", "classifier_learning_rate": 0.1, "server_momentum": 0.0}
 """The paper's method."""
 
 

@@ -53,7 +53,13 @@ class Limits:
 
 
 def option(
-    default: Any, help: str, limits: Limits | None = None, *, is_path: bool = False, is_later: bool = False
+    default: Any,
+    help: str,
+    limits: Limits | None = None,
+    *,
+    is_path: bool = False,
+    is_later: bool = False,
+    earlier: Any = dataclasses.MISSING,
 ) -> Any:
     """Declare a dataclass field that a user may set.
 
@@ -63,8 +69,11 @@ def option(
         limits: the numbers that it may take.
         is_path: it is kept as an absolute path, to be found from anywhere.
         is_later: runs were kept before it existed, and its default is what they did: it is no part of their names.
+        earlier: what they did, if it is another value than the default.
     """
-    metadata = {"help": help, "limits": limits or Limits(), "path": is_path, "later": is_later}
+    before = default if is_later else earlier
+    kept = {} if before is dataclasses.MISSING else {"before": before}
+    metadata = {"help": help, "limits": limits or Limits(), "path": is_path, **kept}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -3,6 +3,8 @@
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017. Its `post` view is FT-FedAvg: the global model after a client's local training.
 
+With `server_momentum` it is FedAvgM (`components/momentum.py`).
+
 Deviations: momentum and weight decay as in the shared protocol; buffers follow the model's declaration.
 """
 
@@ -14,7 +16,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from fedmate.components.calibration import Calibrated
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
     MODEL_PARTS,
@@ -31,10 +33,11 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Calibrated):
+class FedAvg(Calibrated, ServerMomentum):
     """Federated averaging of the whole model."""
 
     is_common: ClassVar[bool] = True
+    moving: ClassVar[tuple[str, ...]] = ("extractor", "classifier")
 
     bibtex: ClassVar[str] = r"""@inproceedings{fedavg2017,
   title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
@@ -52,7 +55,7 @@ class FedAvg(Calibrated):
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server holds the common model."""
-        return params
+        return {**params, **self.at_rest(params)}
 
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps its buffers, in case they are private; the model is overwritten each round."""
@@ -75,7 +78,7 @@ class FedAvg(Calibrated):
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average the models by n_i."""
-        return mix_by_size(server, uploads, valid)
+        return self.mix(server, uploads, valid)
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""

@@ -32,7 +32,7 @@ from fedmate.components.calibration import Calibrated
 from fedmate.components.discriminators import Kind, init_discriminator
 from fedmate.components.fusion import Fusion, Knowledge, train_classifier
 from fedmate.components.integration import Reduction, Targets, fine_tune, integrate
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.momentum import ServerMomentum
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes
 from fedmate.components.scrutiny import Beta, Similarity, scrutinise, size_view
 from fedmate.components.transmission import is_transmitted, parse_schedule, transmission_period
@@ -58,7 +58,7 @@ NOT_NEGATIVE = Limits(at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMate(Calibrated):
+class FedMate(Calibrated, ServerMomentum):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -123,6 +123,7 @@ class FedMate(Calibrated):
         nobody = weight.new_zeros(num_clients, classes)
         return {
             **params,
+            **self.at_rest(params),
             "prototypes": weight.new_zeros(classes, weight.shape[1]),
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
             "round": torch.zeros((), dtype=torch.int64, device=weight.device),
@@ -150,8 +151,8 @@ class FedMate(Calibrated):
         )
 
     def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send everything but the diagnostics."""
-        return {part: content for part, content in server.items() if part != "diagnostics"}
+        """Send the model and the prototypes."""
+        return {part: content for part, content in server.items() if part not in ("diagnostics", "velocity")}
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Scrutinise the prototypes, integrate the classifiers, tune them to each other, average the extractors."""
@@ -166,7 +167,7 @@ class FedMate(Calibrated):
         prototypes = torch.where(held[:, None], (weights[..., None] * sent).sum(0), server["prototypes"])
         known, ones = server["known"] | held, torch.ones_like(weights[:1])
 
-        mixed = mix_by_size(server, {**uploads, "num_samples": counts.sum(1)}, valid)
+        mixed = self.mix(server, {**uploads, "num_samples": counts.sum(1)}, valid)
         if self.cci:
             tuned = fine_tune(
                 model,

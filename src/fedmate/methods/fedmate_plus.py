@@ -1,8 +1,8 @@
 """FedMate+: FedMate with prior calibration, so that one personal model generalises and adapts.
 
 docs/beyond.md tells what was tried. A client's class shares are kept out of its model (`components/calibration.py`),
-which makes it as good on all classes as the federation is, and are put in again where they hold. All of it are options
-of FedMate; here are other defaults.
+which makes it as good on all classes as the federation is, and are put in again where they hold; the extractor moves
+with momentum (`components/momentum.py`). All of it are options of FedMate; here are other defaults.
 
 Deviations: those of FedMate, whose paper it goes beyond.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 from fedmate.components.calibration import CALIBRATION, LIMITS
+from fedmate.components.momentum import LIMITS as MOMENTUM_LIMITS
+from fedmate.components.momentum import SERVER_MOMENTUM
 from fedmate.core import Limits, option
 from fedmate.methods.fedmate import FedMate
 
@@ -27,3 +29,4 @@ class FedMatePlus(FedMate):
     calibration: float = option(1.0, CALIBRATION, LIMITS)
     classifier_start: Literal["own", "global"] = option("global", "the classifier local training starts from")
     classifier_learning_rate: float = option(0.02, "step size of the classifier's passes", Limits(at_least=0))
+    server_momentum: float = option(0.5, SERVER_MOMENTUM, MOMENTUM_LIMITS, earlier=0.0)

@@ -32,7 +32,7 @@ from fedmate.components.collaboration import (
     drop_small,
     local_statistics,
 )
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.momentum import ServerMomentum
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
 from fedmate.core import (
     MODEL_PARTS,
@@ -56,7 +56,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(Calibrated):
+class FedPAC(Calibrated, ServerMomentum):
     """Feature alignment and classifiers combined for each client."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
@@ -94,6 +94,7 @@ class FedPAC(Calibrated):
         weight, classes = params["classifier"]["weight"], self.setup.num_classes
         return {
             **params,
+            **self.at_rest(params),
             "classifiers": tree_map(lambda leaf: torch.stack([leaf] * num_clients), params["classifier"]),
             "prototypes": weight.new_zeros(classes, weight.shape[1]),
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
@@ -167,7 +168,7 @@ class FedPAC(Calibrated):
         nobody = torch.zeros_like(server["diagnostics"]["weights"])
         columns = nobody.index_select(0, client_ids).index_copy(1, client_ids, weights.to(nobody.dtype))
         return {
-            **mix_by_size(server, {**uploads, "num_samples": counts.sum(1)}, valid),
+            **self.mix(server, {**uploads, "num_samples": counts.sum(1)}, valid),
             "classifiers": tree_map(by_client, server["classifiers"], combined),
             "prototypes": prototypes,
             "known": known,

@@ -180,7 +180,7 @@ def name_of(experiment: Experiment) -> str:
     config = tomllib.loads(experiment.to_toml())
     partition, method = config["partition"], config["method"]
     kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
-    usual = _usual(method["name"], None)
+    usual = _usual(method["name"], None) | _before(method["name"])
     own = [f"{key}_{_word(value)}" for key, value in method.items() if usual.get(f"method.{key}") != value]
     words = [method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}", digest_of(config)]
     # Names are files: what a user's own words may hold beyond letters and digits is left to the digest.
@@ -189,8 +189,7 @@ def name_of(experiment: Experiment) -> str:
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
-    method = config["method"]["name"]
-    usual = _later("", General) | (_later("method.", METHODS[method]) if method in METHODS else {})
+    usual = _before(config["method"]["name"])
     # What an option does that came later and is off, runs did that were kept before it.
     said = {
         key: value
@@ -200,9 +199,11 @@ def digest_of(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _later(place: str, cls: type) -> dict[str, Any]:
-    """Return the options that came when runs were kept already, with their defaults."""
-    return {f"{place}{name}": one.default for name, one in options_of(cls).items() if one.metadata["later"]}
+def _before(method: str) -> dict[str, Any]:
+    """Return the options that came when runs were kept already, with what those runs did."""
+    places: dict[str, type] = {"": General} | ({"method.": METHODS[method]} if method in METHODS else {})
+    fields = {f"{place}{name}": one for place, cls in places.items() for name, one in options_of(cls).items()}
+    return {key: one.metadata["before"] for key, one in fields.items() if "before" in one.metadata}
 
 
 def condense(record: Record) -> dict[str, Any]:

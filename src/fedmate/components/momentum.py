@@ -1,0 +1,66 @@
+"""Server momentum: the server goes on in the direction it went before, whatever its clients send.
+
+    v <- beta v + (mean - model),    model <- model + v
+
+A federation walks towards its clients' mean in short steps that point the same way for many rounds. With momentum it
+gets further in as many rounds, and steps of which clients disagree even out. It costs the server a copy of what moves,
+and clients nothing: not a byte more crosses.
+
+Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.core.method import Method
+from fedmate.core.options import Limits, option
+from fedmate.core.tree import Tree, select, tree_map, where
+
+BIBTEX = """@misc{fedavgm2019,
+  title = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
+  author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
+  year = {2019},
+  eprint = {1909.06335},
+  archiveprefix = {arXiv}
+}"""
+"""What to cite for it."""
+
+SERVER_MOMENTUM = "share of the server's last move that it makes once more (beta); 0 is off"
+LIMITS = Limits(at_least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerMomentum(Method):
+    """A method whose server can move with momentum."""
+
+    moving: ClassVar[tuple[str, ...]] = ("extractor",)
+    """The parts of the model that do. Buffers never: a variance must not be carried below zero."""
+
+    server_momentum: float = option(0.0, SERVER_MOMENTUM, LIMITS, is_later=True)
+
+    def at_rest(self, params: Tree) -> Tree:
+        """Return what a server keeps for it besides its model: no velocity yet, or nothing at all without momentum."""
+        if not self.server_momentum:
+            return {}
+        return {"velocity": tree_map(torch.zeros_like, select(params, self.moving))}
+
+    def mix(self, server: Tree, uploads: Tree, valid: Tensor) -> Tree:
+        """Average what was uploaded, as `mix_by_size` does, and carry it on in the direction of earlier moves.
+
+        Parts that did not cross in this round stay where they are, and so does everything if nobody counts.
+        """
+        mixed = mix_by_size(server, uploads, valid)
+        if not self.server_momentum:
+            return mixed
+        before = select(server["velocity"], uploads)
+        old, new = select(server, before), select(mixed, before)
+        velocity = tree_map(lambda v, a, b: self.server_momentum * v + (b - a), before, old, new)
+        moved = {**tree_map(torch.add, old, velocity), "velocity": {**server["velocity"], **velocity}}
+        counts = uploads["num_samples"].masked_fill(~valid, 0).sum() > 0
+        return {**mixed, **where(counts, moved, select(server, moved))}
