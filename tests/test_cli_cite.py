@@ -172,6 +172,13 @@ def test_prior_calibration_is_cited_where_it_was_used(fedmate_: Fedmate, tmp_pat
     assert ("logitadjustment2021" in found) == bool(tau)
 
 
+@pytest.mark.parametrize("beta", [0, 0.5])
+def test_server_momentum_is_cited_where_it_was_used(fedmate_: Fedmate, tmp_path: Path, beta: float) -> None:
+    folder = tmp_path / "run"
+    fedmate_("run", "--method", "fedavg", *SMALL, "--set", f"method.server_momentum={beta}", "--out", folder)
+    assert ("fedavgm2019" in parse(fedmate_("cite", folder).out)) == bool(beta)
+
+
 def test_what_two_data_sets_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, dataset=name) for name in ("cifar10", "cifar100", "npz")]
     answer = fedmate_("cite", *runs)

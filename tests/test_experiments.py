@@ -200,7 +200,7 @@ def test_rows_have_the_view_that_was_published(name: str) -> None:
 def test_a_calibrated_row_differs_from_another_in_that_alone() -> None:
     cells = cells_of("harmony")
     calibrated = [key for key in cells if key.endswith("_calibrated")]
-    assert len(calibrated) == 6 * 6
+    assert len(calibrated) == 6 * 7
     for key in calibrated:
         one, other = cells[key].experiment, cells[key.removesuffix("_calibrated")].experiment
         assert one.method.options == {**other.method.options, "calibration": 1.0}
@@ -216,9 +216,10 @@ def test_harmony_shares_its_pathological_runs_with_adaptability() -> None:
 
 def test_fedmate_plus_is_reached_step_by_step() -> None:
     """The rows of `beyond` between FedMate and FedMate+ add its defaults one by one."""
-    options = {row: cells_of("beyond")[f"cifar10_s10/{row}"].experiment.method.options for row in ("rate", "plus")}
-    added = {key for key, value in options["plus"].items() if options["rate"][key] != value}
-    assert added == {"calibration", "classifier_start"}
+    rows = ("rate", "still", "plus")
+    rate, still, plus = (cells_of("beyond")[f"cifar10_s10/{row}"].experiment.method.options for row in rows)
+    assert {key for key in plus if rate[key] != still[key]} == {"calibration", "classifier_start"}
+    assert {key for key in plus if still[key] != plus[key]} == {"server_momentum"}
 
 
 def test_the_test_is_the_papers() -> None:

@@ -46,7 +46,7 @@ def test_every_cell_is_named_and_commanded_as_it_was_run() -> None:
         prefix = "" if kept.content["curve"] else "dealt-"
         assert path.stem == prefix + name_of(experiment)
         assert kept.content["command"].removeprefix("fedmate ").partition(" ")[2] == command_of(
-            kept.config
+            kept.content["config"]
         ).removeprefix("fedmate run ")
 
 

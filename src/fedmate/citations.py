@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmate.components.calibration import BIBTEX
+from fedmate.components import calibration, momentum
 from fedmate.datasets import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
@@ -16,6 +16,12 @@ from fedmate.registry import Registry
 
 CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "dataset": ("data set", DATASETS)}
 """By section of an experiment: what it names, and the table whose rows know what to cite."""
+
+ADDITIONS = {
+    "calibration": ("prior calibration", calibration.BIBTEX),
+    "server_momentum": ("server momentum", momentum.BIBTEX),
+}
+"""By option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 
 ENTRY = re.compile(r"^@\w+\{([^\s,]+),.*?(?=^@|\Z)", re.MULTILINE | re.DOTALL)
 """An entry of BibTeX that begins its line, and its key."""
@@ -42,9 +48,12 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
         yield f"% {what} {name}: {', '.join(entries) or 'no reference'}"
         yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
         cited.update(entries)
-    if any(_is_calibrated(record) for record in records):
-        yield f"% prior calibration: {', '.join(entries_of(BIBTEX))}"
-        yield f"{BIBTEX}\n"
+    for option, (what, bibtex) in ADDITIONS.items():
+        if any(record.config["method"].get(option) for record in records):
+            entries = entries_of(bibtex)
+            yield f"% {what}: {', '.join(entries)}"
+            yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
+            cited.update(entries)
     yield from ("% software", software)
 
 
@@ -62,11 +71,6 @@ def _name(record: Record, section: str) -> str:
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"`{record.folder / 'config.toml'}` names no {CITED[section][0]}; put it back from a copy.")
     return name
-
-
-def _is_calibrated(record: Record) -> bool:
-    """Tell whether a run's method was trained with prior calibration."""
-    return bool(record.config["method"].get("calibration"))
 
 
 def _software(records: Sequence[Record]) -> str:

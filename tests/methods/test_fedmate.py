@@ -432,6 +432,7 @@ def test_presets_and_defaults() -> None:
         "absent_share": 0.0,
         "calibration": 0.0,
         "own_prior": False,
+        "server_momentum": 0.0,
         "fusion_until": 1.0,
         "integration_on": "global",
         "normalised_centres": False,

@@ -36,9 +36,9 @@ def test_with_its_additions_off_it_is_fedmate_to_the_last_bit() -> None:
 
 
 def test_each_addition_matters() -> None:
-    everything = rounds(plus())
+    everything = rounds(plus(cft="all"))
     for name, value in OFF.items():
-        found = rounds(plus(**{name: value}))
+        found = rounds(plus(cft="all", **{name: value}))
         assert not torch.allclose(found["classifier"]["weight"], everything["classifier"]["weight"], rtol=0, atol=1e-6)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 import fedmate
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import nest
+from fedmate.experiment.config import Layer, nest, resolve
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.record import Record
-from fedmate.reproduce.kept import Kept, command_of, condense, name_of, rounded
+from fedmate.reproduce.kept import Kept, command_of, condense, digest_of, name_of, rounded
 
 SETTINGS = {"rounds": 3, "eval_every": 2, "partition.clients": 3, "partition.examples": 20, "training.epochs": 1}
 
@@ -49,6 +50,25 @@ def test_a_name_says_what_was_run(record: Record) -> None:
     assert name == named()
     assert name.startswith("fedmate-digits-s10-seed0-")
     assert named(method__classifier_epochs=3).startswith("fedmate-classifier_epochs_3-digits-")
+
+
+def test_runs_that_were_kept_before_an_option_existed_are_found_by_what_they_did(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """FedMate+ had no server momentum once: those cells are the ones that ask for none, under their old names."""
+    options = compose(Request(methods=["fedmate_plus"]))[0].to_toml()
+    now = tomllib.loads(options) | {"seed": 0}
+    then = {**now, "method": {key: value for key, value in now["method"].items() if key != "server_momentum"}}
+    without = {**then, "method": {**then["method"], "server_momentum": 0.0}}
+    assert now["method"]["server_momentum"] == 0.5
+    assert digest_of(then) == digest_of(without) != digest_of(now)
+    cells = {name: name_of(resolve([Layer(name, config)])) for name, config in (("now", now), ("without", without))}
+    assert cells["without"].startswith("fedmate_plus-digits-")
+    assert cells["now"].startswith("fedmate_plus-server_momentum_0.5-digits-")
+    kept = Kept.read(write(tmp_path, {**content, "config": then, "command": "as it was"}, cells["without"]))
+    assert kept.config == without
+    assert kept.command.split()[-2:] == ["--set", "method.server_momentum=0.0"]
+    assert Kept.read(write(tmp_path, {**content, "config": now, "command": "as is"}, cells["now"])).command == "as is"
 
 
 def test_a_name_does_not_depend_on_where_and_how_it_was_run(record: Record) -> None:

@@ -49,7 +49,7 @@ class Kept:
     def __init__(self, name: str, content: dict[str, Any]) -> None:
         """Hold it."""
         self.name, self.content = name, content
-        self.config: dict[str, Any] = content["config"]
+        self.config = completed(content["config"])
         self.summary: dict[str, Any] = content["summary"]
 
     @classmethod
@@ -74,6 +74,11 @@ class Kept:
                 f"`{path}` holds another experiment than its name says; give it the name it had, or remove it."
             )
         return kept
+
+    @property
+    def command(self) -> str:
+        """The command that runs it today: options that came since are given where they would do something else."""
+        return command_of(self.config) if self.config != self.content["config"] else str(self.content["command"])
 
     @property
     def diverged_in(self) -> int | None:
@@ -204,6 +209,13 @@ def _before(method: str) -> dict[str, Any]:
     places: dict[str, type] = {"": General} | ({"method.": METHODS[method]} if method in METHODS else {})
     fields = {f"{place}{name}": one for place, cls in places.items() for name, one in options_of(cls).items()}
     return {key: one.metadata["before"] for key, one in fields.items() if "before" in one.metadata}
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the options of its method that came since, as they were then."""
+    method = config["method"]
+    since = {key.removeprefix("method."): value for key, value in _before(method["name"]).items() if "." in key}
+    return {**config, "method": {**method, **{key: value for key, value in since.items() if key not in method}}}
 
 
 def condense(record: Record) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Server momentum: moves by hand, what stays where it is, and who has it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.installed import installed_example
+from torch import nn
+from torch.testing import assert_close
+
+from fedmate.components.mixing import mix_by_size
+from fedmate.components.momentum import ServerMomentum
+from fedmate.core import Model, Setup, Training, Tree, make_key, stack
+from fedmate.methods import METHODS
+
+MOVING = [name for name in METHODS.names() if issubclass(METHODS[name], ServerMomentum)]
+EVERYBODY = torch.tensor([True, True])
+
+
+def method(name: str, beta: float) -> ServerMomentum:
+    """Return a method on a network of a few numbers, two of them statistics of BatchNorm."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
+    found = METHODS[name](setup=Setup(Model(layers, classifier="2"), 2, 3, Training()), server_momentum=beta)  # type: ignore[call-arg]
+    assert isinstance(found, ServerMomentum)
+    return found
+
+
+def message(params: Tree, number: float, size: int) -> Tree:
+    """Return what a client sends whose model is this number throughout."""
+    parts = {part: {name: torch.full_like(leaf, number) for name, leaf in params[part].items()} for part in params}
+    return {**parts, "num_samples": torch.tensor(size)}
+
+
+def start(name: str, beta: float) -> tuple[ServerMomentum, Tree, Tree]:
+    """Return a method, the model everybody begins with, and the part of the server's state that it is about."""
+    found = method(name, beta)
+    params = found.setup.model.init_params()
+    return found, params, {**params, **found.at_rest(params)}
+
+
+def test_who_can_move_with_momentum() -> None:
+    assert MOVING == ["fedavg", "fedmate", "fedmate_plus", "fedpac"]
+    assert {name: METHODS[name].moving for name in MOVING} == {  # type: ignore[attr-defined]
+        "fedavg": ("extractor", "classifier"),
+        "fedmate": ("extractor",),
+        "fedmate_plus": ("extractor",),
+        "fedpac": ("extractor",),
+    }
+    on = {name for name in MOVING if METHODS[name].__dataclass_fields__["server_momentum"].default}
+    assert on == {"fedmate_plus"}
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_three_rounds_by_hand(name: str) -> None:
+    """v <- 0.75 v + (mean - w), w <- w + v, for what moves; the mean itself for all else."""
+    found, params, server = start(name, 0.75)
+    w, v = params["extractor"]["0.bias"].item(), 0.0
+    for numbers, sizes in (((1.0, 4.0), (2, 1)), ((-1.0, 2.0), (1, 3)), ((0.0, 0.0), (1, 1))):
+        sent = stack([message(params, *one) for one in zip(numbers, sizes, strict=True)])
+        server = found.mix(server, sent, EVERYBODY)
+        mean = (numbers[0] * sizes[0] + numbers[1] * sizes[1]) / sum(sizes)
+        v = 0.75 * v + (mean - w)
+        w += v
+        assert server["extractor"]["0.bias"].item() == pytest.approx(w, abs=1e-12)
+        assert server["buffers"]["1.running_var"].item() == pytest.approx(mean, abs=1e-12)
+        if name != "fedavg":
+            assert server["classifier"]["bias"].tolist() == pytest.approx([mean, mean], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_without_momentum_a_server_keeps_nothing_for_it_and_takes_the_mean_to_the_last_bit(name: str) -> None:
+    found, params, server = start(name, 0.0)
+    assert found.at_rest(params) == {}
+    sent = stack([message(params, 0.1, 2), message(params, 0.7, 1)])
+    assert_close(found.mix(server, sent, EVERYBODY), mix_by_size(server, sent, EVERYBODY), rtol=0, atol=0)
+
+
+def test_a_part_that_did_not_cross_stays_and_keeps_its_velocity() -> None:
+    found, params, server = start("fedavg", 0.5)
+    first = stack([message(params, 1.0, 1), message(params, 3.0, 1)])
+    server = found.mix(server, first, EVERYBODY)
+    without = {part: content for part, content in first.items() if part != "extractor"}
+    after = found.mix(server, without, EVERYBODY)
+    for tree in (after, after["velocity"]):
+        before = server if tree is after else server["velocity"]
+        assert_close(tree["extractor"], before["extractor"], rtol=0, atol=0)
+        assert not torch.equal(tree["classifier"]["bias"], before["classifier"]["bias"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "valid"), [((1, 2), (False, False)), ((0, 5), (True, False)), ((0, 0), (True, True))]
+)
+def test_if_nobody_counts_nothing_moves(sizes: tuple[int, int], valid: tuple[bool, bool]) -> None:
+    """Momentum alone must not carry a server away."""
+    found, params, server = start("fedavg", 0.9)
+    server = found.mix(server, stack([message(params, 5.0, 1), message(params, 7.0, 1)]), EVERYBODY)
+    sent = stack([message(params, float("nan"), sizes[0]), message(params, float("inf"), sizes[1])])
+    assert_close(found.mix(server, sent, torch.tensor(valid)), server, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_the_velocity_never_leaves_the_server(name: str) -> None:
+    found = method(name, 0.5)
+    server = found.init_server(found.setup.model.init_params(), 2, make_key(0))
+    assert "velocity" in server
+    assert "velocity" not in found.download(server, torch.tensor(0))
+    for t in range(5):
+        assert found.wire(t) == dataclasses.replace(found, server_momentum=0.0).wire(t)
+
+
+def test_fedavg_with_it_is_the_guides_fedavgm() -> None:
+    ours = method("fedavg", 0.75)
+    params = ours.setup.model.init_params()
+    with installed_example():
+        theirs = METHODS["fedavgm"](setup=ours.setup, server_momentum=0.75)  # type: ignore[call-arg]
+    ends = [one.init_server(params, 2, make_key(0)) for one in (ours, theirs)]
+    for numbers in ((1.0, 4.0), (-1.0, 2.0), (0.5, 0.25)):
+        sent = stack([message(params, number, size) for number, size in zip(numbers, (3, 1), strict=True)])
+        ends = [
+            one.aggregate(end, sent, torch.arange(2), EVERYBODY) for one, end in zip((ours, theirs), ends, strict=True)
+        ]
+    assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
