@@ -40,7 +40,7 @@ NAMES = (
 SEEDS = {"generalization": 3, "harmony": 3, "beyond": 3}
 """How many are shown where it is more than one: rows of a table are to be compared, so most of them have as many."""
 
-CELLS = {"beyond": ("small_s10/*", "*/fedmate", "*/rate", "*/plus")}
+CELLS = {"beyond": ("small_s10/*", "*/fedmate", "*/rate", "*/still", "*/plus")}
 """Which are shown where it is not all of them: what was not run would be most of the table."""
 
 TUNED = ("generalization", "harmony")
@@ -227,7 +227,7 @@ def _where(kept: Kept) -> str:
 
 
 def _source(name: str, kept: Kept) -> str:
-    return f"- [{name}](../results/cells/{name}.json): `{kept.content['command']}`"
+    return f"- [{name}](../results/cells/{name}.json): `{kept.command}`"
 
 
 def main() -> None:
