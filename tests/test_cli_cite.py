@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tests import test_cli
+from tests.installed import installed_example
 from tests.test_cli import SMALL, Fedmate, lacking, refuse
 
 import fedmate
@@ -177,6 +178,15 @@ def test_server_momentum_is_cited_where_it_was_used(fedmate_: Fedmate, tmp_path:
     folder = tmp_path / "run"
     fedmate_("run", "--method", "fedavg", *SMALL, "--set", f"method.server_momentum={beta}", "--out", folder)
     assert ("fedavgm2019" in parse(fedmate_("cite", folder).out)) == bool(beta)
+
+
+def test_what_a_method_and_an_addition_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:
+    with installed_example():
+        for name in ("fedavgm", "fedavg"):
+            fedmate_("run", "--method", name, *SMALL, "--set", "method.server_momentum=0.5", "--out", tmp_path / name)
+        answer = fedmate_("cite", tmp_path / "fedavgm", tmp_path / "fedavg")
+    assert answer.out.count("@misc{fedavgm2019,") == 1
+    assert lacking(answer.out, ["% method fedavgm: fedavgm2019\n", "% server momentum: fedavgm2019\n"]) == []
 
 
 def test_what_two_data_sets_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from fedmate.components.mixing import mix_by_size
 from fedmate.components.momentum import ServerMomentum
 from fedmate.core import Model, Setup, Training, Tree, make_key, stack
+from fedmate.errors import UserError
 from fedmate.methods import METHODS
 
 MOVING = [name for name in METHODS.names() if issubclass(METHODS[name], ServerMomentum)]
@@ -54,6 +55,15 @@ def test_who_can_move_with_momentum() -> None:
     assert on == {"fedmate_plus"}
 
 
+@pytest.mark.parametrize("beta", [1.0, -0.1, float("nan"), 2.0])
+@pytest.mark.parametrize("name", MOVING)
+def test_more_than_the_whole_move_or_less_than_nothing_is_refused(name: str, beta: float) -> None:
+    with pytest.raises(
+        UserError, match=r"`method\.server_momentum` is .*; set it to a finite number at least 0 and below 1"
+    ):
+        method(name, beta)
+
+
 @pytest.mark.parametrize("name", MOVING)
 def test_three_rounds_by_hand(name: str) -> None:
     """v <- 0.75 v + (mean - w), w <- w + v, for what moves; the mean itself for all else."""
@@ -85,10 +95,9 @@ def test_a_part_that_did_not_cross_stays_and_keeps_its_velocity() -> None:
     server = found.mix(server, first, EVERYBODY)
     without = {part: content for part, content in first.items() if part != "extractor"}
     after = found.mix(server, without, EVERYBODY)
-    for tree in (after, after["velocity"]):
-        before = server if tree is after else server["velocity"]
-        assert_close(tree["extractor"], before["extractor"], rtol=0, atol=0)
-        assert not torch.equal(tree["classifier"]["bias"], before["classifier"]["bias"])
+    for now, before in ((after, server), (after["velocity"], server["velocity"])):
+        assert_close(now["extractor"], before["extractor"], rtol=0, atol=0)
+        assert not torch.equal(now["classifier"]["bias"], before["classifier"]["bias"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from fedmate.experiment import recorder as recorder_module
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request
-from fedmate.experiment.config import load_file, parse_set
+from fedmate.experiment.config import Experiment, load_file, parse_set
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import Job, resumed, run_jobs, started
 from fedmate.experiment.record import Record
@@ -207,6 +207,7 @@ EVERY = (1, 2, 3, 10)
 CASES = [
     (method, backend, EVERY[(i + j) % 4]) for i, method in enumerate(TELLING) for j, backend in enumerate(in_process())
 ] + [("fedmate", "vectorised", every) for every in EVERY if every != EVERY[(TELLING.index("fedmate") + 1) % 4]]
+CASES += [("fedmate_plus", "sequential", 2)]
 """Each on every back end, and every distance of checkpoints with one of them."""
 
 
@@ -237,6 +238,27 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
     assert outcome(folder) == untouched(method, f"backend={backend}")
     assert Record(folder).config == before
     assert before["checkpoint_every"] == every
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_run_from_before_an_option_existed_goes_on_as_it_began(
+    tmp_path: Path, untouched: Untouched, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """FedMate+ had no server momentum once, and its runs do not get today's: not before a checkpoint, nor after one."""
+    settings = ("method.server_momentum=0.0", "method.cft=all", "checkpoint_every=2")
+    folder, in_full = tmp_path / "run", Experiment.to_toml
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "to_toml", lambda one: in_full(one).replace("server_momentum = 0.0\n", ""))
+        interrupt(ask("fedmate_plus", settings=settings), folder, after)
+    assert Checkpoint(folder).standing.round == after // 2 * 2
+    assert "server_momentum" not in Record(folder).config["method"]
+    todays, as_then = (Request(None, (), None, parse_set([f"method.server_momentum={beta}"])) for beta in (0.5, 0.0))
+    with pytest.raises(UserError, match=r"was run with `method\.server_momentum` 0\.0, not 0\.5"):
+        go_on(folder, request=todays)
+    assert go_on(folder, request=as_then) == []
+    ours = outcome(folder)
+    ours["config"]["method"]["server_momentum"] = 0.0
+    assert ours == untouched("fedmate_plus", *settings)
 
 
 def test_what_is_compared_is_all_there(untouched: Untouched) -> None:

@@ -11,8 +11,9 @@ from tests.reproduce.small import Accuracy, Run, column, grid_of, outcome_of, ro
 
 from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown
 from fedmate.reproduce.grid import Wanted
+from fedmate.reproduce.long_form import FIGURES, figures
 from fedmate.reproduce.outcome import Outcome
-from fedmate.reproduce.sheets import FIGURES, accuracy, figures, ranking, spread
+from fedmate.reproduce.sheets import accuracy, ranking, spread
 
 PAPER = {"s10": 49.39, "s70": 64.33}
 FT = row("ft", name="FT-FedAvg", view="post", method={"name": "fedavg"}, paper=PAPER)

@@ -1,4 +1,4 @@
-"""Server momentum: the server goes on in the direction it went before, whatever its clients send.
+"""Server momentum: on top of its clients' mean the server repeats a share of its last move.
 
     v <- beta v + (mean - model),    model <- model + v
 

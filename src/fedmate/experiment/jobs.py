@@ -16,7 +16,8 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request, compose, left_out
-from fedmate.experiment.config import Experiment, Section, load_file, resolve
+from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
+from fedmate.experiment.earlier import completed
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.recorder import Recorder, check_free, unusable
@@ -119,7 +120,14 @@ def default_folder(experiments: Sequence[Experiment]) -> Path:
 
 def stored_experiment(folder: Path) -> Experiment:
     """Return the experiment of a run."""
-    return resolve([load_file(Record(folder).folder / "config.toml")])
+    return resolve([_stored(Record(folder).folder)])
+
+
+def _stored(folder: Path) -> Layer:
+    """Return a run's own file: what it does not say, for an option came later, is as it was and not as it is today."""
+    source, values = load_file(folder / "config.toml")
+    known = isinstance(values.get("method"), dict) and "name" in values["method"]
+    return Layer(source, completed(values) if known else values)
 
 
 def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
@@ -179,7 +187,7 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
     wanted = []
     for place, experiment in held.items():
         # Without a file, what is said is said about the run as it is.
-        base = request.base or load_file(place / "config.toml")
+        base = request.base or _stored(place)
         asked = {one.method.name: one for one in compose(request._replace(base=base, methods=methods))}
         if {*asked} != {*names}:
             raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")

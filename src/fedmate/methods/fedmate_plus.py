@@ -1,8 +1,8 @@
-"""FedMate+: FedMate with prior calibration, so that one personal model generalises and adapts.
+"""FedMate+: FedMate with prior calibration and server momentum: one personal model generalises and adapts.
 
 docs/beyond.md tells what was tried. A client's class shares are kept out of its model (`components/calibration.py`),
 which makes it as good on all classes as the federation is, and are put in again where they hold; the extractor moves
-with momentum (`components/momentum.py`). All of it are options of FedMate; here are other defaults.
+with momentum (`components/momentum.py`). All of these are options of FedMate; here are other defaults.
 
 Deviations: those of FedMate, whose paper it goes beyond.
 """
@@ -22,7 +22,7 @@ from fedmate.methods.fedmate import FedMate
 @final
 @dataclass(frozen=True, kw_only=True)
 class FedMatePlus(FedMate):
-    """FedMate with prior calibration: a personal model for all classes that adapts to any distribution of them."""
+    """FedMate with prior calibration and server momentum: a personal model that serves any distribution of classes."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
 

@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
-from fedmate.core.options import options_of
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment, General
+from fedmate.experiment.config import Experiment
+from fedmate.experiment.earlier import completed, options_since
 from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
 
@@ -185,7 +185,7 @@ def name_of(experiment: Experiment) -> str:
     config = tomllib.loads(experiment.to_toml())
     partition, method = config["partition"], config["method"]
     kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
-    usual = _usual(method["name"], None) | _before(method["name"])
+    usual = _usual(method["name"], None) | options_since(method["name"])
     own = [f"{key}_{_word(value)}" for key, value in method.items() if usual.get(f"method.{key}") != value]
     words = [method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}", digest_of(config)]
     # Names are files: what a user's own words may hold beyond letters and digits is left to the digest.
@@ -194,28 +194,14 @@ def name_of(experiment: Experiment) -> str:
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
-    usual = _before(config["method"]["name"])
-    # What an option does that came later and is off, runs did that were kept before it.
+    usual = options_since(config["method"]["name"])
+    # An option that came later is not said where it is set to what runs did before it.
     said = {
         key: value
         for key, value in flat(config).items()
         if key not in ELSEWHERE and not (key in usual and usual[key] == value)
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _before(method: str) -> dict[str, Any]:
-    """Return the options that came when runs were kept already, with what those runs did."""
-    places: dict[str, type] = {"": General} | ({"method.": METHODS[method]} if method in METHODS else {})
-    fields = {f"{place}{name}": one for place, cls in places.items() for name, one in options_of(cls).items()}
-    return {key: one.metadata["before"] for key, one in fields.items() if "before" in one.metadata}
-
-
-def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the options of its method that came since, as they were then."""
-    method = config["method"]
-    since = {key.removeprefix("method."): value for key, value in _before(method["name"]).items() if "." in key}
-    return {**config, "method": {**method, **{key: value for key, value in since.items() if key not in method}}}
 
 
 def condense(record: Record) -> dict[str, Any]:

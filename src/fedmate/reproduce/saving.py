@@ -16,9 +16,10 @@ from fedmate.report.figures import Picture
 from fedmate.report.plots import FORMATS, check_picture
 from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown, to_rich
 from fedmate.reproduce.grid import SETTINGS, Wanted
+from fedmate.reproduce.long_form import figures
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.presentation import SHOWS
-from fedmate.reproduce.sheets import figures, published
+from fedmate.reproduce.sheets import published
 from fedmate.reproduce.store import CELLS
 
 OURS = "figures.csv"

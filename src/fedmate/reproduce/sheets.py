@@ -1,4 +1,4 @@
-"""Tables of accuracies: ours beside the published figures, every view, a ranking, and all of it for machines."""
+"""Tables of accuracies: ours beside the published figures, every view, and a ranking."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ BOTH_TESTS = (
     "tests: all classes weigh alike in `balanced`, as in the client's training samples in `own`, where calibrated "
     "models are told so"
 )
-
-FIGURES = (
-    *("experiment", "settings", "quick", "column", "stands_in_for", "row", "method", "view", "test", "published_view"),
-    *("mean", "std", "seeds", "paper", "difference", "diverged", "partition_sha256"),
-)
-"""The columns of the table for machines."""
 
 
 class Place(NamedTuple):
@@ -69,19 +63,6 @@ def accuracy(outcome: Outcome) -> list[Sheet]:
 def ranking(outcome: Outcome) -> list[Sheet]:
     """Return for each column who leads if all are looked at in the same view, with both tests."""
     return [_ranking(group, column) for column in outcome.columns for group in comparable(outcome, column)]
-
-
-def figures(outcome: Outcome) -> Sheet:
-    """Return all accuracies, one to a row, for machines."""
-    rows = [
-        _line(outcome, Place(row, column, view, test))
-        for column in outcome.columns
-        for row in outcome.rows
-        if outcome.names(row, column)
-        for view in _views_of(outcome, row, column)
-        for test in TESTS
-    ]
-    return dressed(outcome, Sheet("figures", "all figures", FIGURES, rows))
 
 
 def spread(outcome: Outcome) -> list[Sheet]:
@@ -189,7 +170,7 @@ def _block(outcome: Outcome, places: Sequence[Place]) -> dict[str, list[str]]:
         name = "paper" if column.stands_in_for is None else f"paper ({column.stands_in_for})"
         block = {name: ["" if figure is None else f"{figure:.2f}" for figure in paper], **block}
         if _comparable(outcome, column):
-            differences = [_difference(outcome, place) for place in places]
+            differences = [difference(outcome, place) for place in places]
             block["difference"] = ["" if difference is None else f"{difference:+.2f}" for difference in differences]
     return block
 
@@ -203,7 +184,7 @@ def _comparable(outcome: Outcome, column: Column) -> bool:
     return column.stands_in_for is None and not outcome.wanted.quick
 
 
-def _difference(outcome: Outcome, place: Place) -> float | None:
+def difference(outcome: Outcome, place: Place) -> float | None:
     """Return ours, as it is shown, less the paper's figure, where the two may be compared."""
     row, column, view, test = place
     figure, paper = outcome.figure(row, column, view, test), row.paper.get(column.key)
@@ -249,7 +230,7 @@ def cell_text(outcome: Outcome, place: Place) -> str:
 
 def _views(outcome: Outcome, column: Column) -> Sheet:
     entries = distinct(outcome, column)
-    known = dict.fromkeys(view for _, rows in entries for view in _views_of(outcome, rows[0], column))
+    known = dict.fromkeys(view for _, rows in entries for view in views_of(outcome, rows[0], column))
     further = sorted(set(known) - set(VIEWS))
     looks = [(view, test) for test in TESTS for view in VIEWS] + [(view, test) for view in further for test in TESTS]
     head = ["method", *(f"`{test}`" if view in further else f"`{view}`" for view, test in looks)]
@@ -271,7 +252,7 @@ def _views(outcome: Outcome, column: Column) -> Sheet:
     return dressed(outcome, sheet)
 
 
-def _views_of(outcome: Outcome, row: Row, column: Column) -> list[str]:
+def views_of(outcome: Outcome, row: Row, column: Column) -> list[str]:
     """Return the views that a row has, that of its published figures in any case."""
     found = dict.fromkeys(view for kept in outcome.kept(row, column) for view in kept.views)
     return [*found, *({row.view} - found.keys())]
@@ -315,41 +296,3 @@ def _ranked(entries: Iterator[tuple[str, Figure | None]]) -> Iterator[list[str]]
         seeds = f"{figure.seeds} seed{'s' if figure.seeds > 1 else ''}"
         yield [str(1 + sum(other > mean for other, _, _ in found)), name, f"{mean:.2f}{error} ({seeds})"]
     yield from (["", name, "diverged"] for name, figure in everyone if figure is None)
-
-
-# -------------------- for machines
-
-
-def _line(outcome: Outcome, place: Place) -> list[str]:
-    row, column, view, test = place
-    kept, figure = outcome.kept(row, column), outcome.figure(*place)
-    published = view == row.view and test == column.test
-    paper = row.paper.get(column.key) if published else None
-    difference = _difference(outcome, place) if published else None
-    return [
-        outcome.grid.name,
-        outcome.wanted.settings,
-        _yes(outcome.wanted.quick),
-        column.key,
-        column.stands_in_for or "",
-        row.key,
-        str(row.values.get("method", {}).get("name", "")),
-        view,
-        test,
-        _yes(published),
-        _decimals(figure and figure.mean),
-        _decimals(figure and figure.std),
-        str(figure.seeds if figure else 0),
-        _decimals(paper),
-        _decimals(difference),
-        str(sum(one.diverged_in is not None for one in kept)),
-        " ".join(dict.fromkeys(one.summary["partition_sha256"] for one in kept)),
-    ]
-
-
-def _yes(truth: bool) -> str:
-    return "yes" if truth else "no"
-
-
-def _decimals(number: float | None) -> str:
-    return "" if number is None else f"{number:.2f}"
