@@ -104,7 +104,7 @@ def test_several_methods_give_one_experiment_each_in_their_order(file: Path) -> 
 def test_a_setting_reaches_the_methods_that_know_it() -> None:
     settings = ["method.classifier_epochs=4", "method.personal_layers=2", "method.tuning_epochs=6"]
     fedavg, fedper, fedrep, local = compose(asked(methods=["fedavg", "fedper", "fedrep", "local"], settings=settings))
-    assert fedavg.method.options == {**PLAIN, "tuning_epochs": 6}
+    assert fedavg.method.options == {**PLAIN, "server_momentum": 0.0, "tuning_epochs": 6}
     assert fedper.method.options == {**PLAIN, "personal_layers": 2}
     assert fedrep.method.options["classifier_epochs"] == 4
     assert fedrep.method.options["tuning_epochs"] == 6
