@@ -87,8 +87,8 @@ def _missing(outcome: Outcome, column: Column, drawn: Sequence[str]) -> list[str
         if row.key in drawn or not outcome.names(row, column):
             continue
         kept = outcome.kept(row, column)
-        ended = [one for one in kept if one.diverged_in is None]
-        reason = f"without figures in the view `{row.view}`" if ended else "diverged" if kept else "not run"
+        diverged = any(one.diverged_in is not None for one in kept)
+        reason = "diverged" if diverged else f"without figures in the view `{row.view}`" if kept else "not run"
         why.setdefault(reason, []).append(row.name)
     return [f"left out, {reason}: {', '.join(names)}" for reason, names in why.items()]
 

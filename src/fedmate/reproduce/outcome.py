@@ -119,13 +119,15 @@ class Outcome:
         return sorted(names)
 
     def common_seeds(self, column: Column) -> list[int]:
-        """Return the seeds of a column that all of its rows have; those that diverged do not count."""
+        """Return the seeds of a column that all of its rows were run with, but for rows that always diverged."""
         seeds: dict[str, set[int]] = {}
+        ended = set[str]()
         for cell in self.cells:
             kept = self.found.get(cell.name)
-            if cell.column.key == column.key and kept is not None and kept.diverged_in is None:
+            if cell.column.key == column.key and kept is not None:
                 seeds.setdefault(cell.row.key, set()).add(cell.seed)
-        return sorted(set.intersection(*seeds.values())) if seeds else []
+                ended |= {cell.row.key} if kept.diverged_in is None else set()
+        return sorted(set.intersection(*(seeds[key] for key in ended))) if ended else []
 
     def with_all_seeds(self, column: Column) -> Outcome:
         """Return the rows of a column that have every seed that was asked for, and did not diverge with any."""
@@ -139,8 +141,15 @@ class Outcome:
         return replace(self, cells=cells)
 
     def on_seeds(self, seeds: Sequence[int]) -> Outcome:
-        """Return the outcome with some seeds only."""
-        return replace(self, cells=[cell for cell in self.cells if cell.seed in seeds])
+        """Return the outcome with some seeds only; who diverged with one of them has no others there.
+
+        Its mean would be over fewer, and without it nobody else need do with fewer.
+        """
+        cells = [cell for cell in self.cells if cell.seed in seeds]
+        failed = [cell for cell in cells if (kept := self.found.get(cell.name)) and kept.diverged_in is not None]
+        places = {(cell.column.key, cell.row.key) for cell in failed}
+        held = [cell for cell in cells if cell in failed or (cell.column.key, cell.row.key) not in places]
+        return replace(self, cells=held)
 
     def validated(self) -> list[Cell]:
         """Return the cells that are asked validation samples, not the test split."""

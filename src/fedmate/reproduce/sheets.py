@@ -123,8 +123,11 @@ def _group(outcome: Outcome, column: Column, kind: str = "", whose: str = "") ->
     seeds = outcome.common_seeds(column)
     if not seeds:
         return Group(outcome, outcome, OWN_SEEDS, kind, whose)
-    which = f"on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, which all rows have"
-    return Group(outcome, outcome.on_seeds(seeds), which, kind, whose)
+    fair = outcome.on_seeds(seeds)
+    diverged = any(kept.diverged_in is not None for row in fair.rows for kept in fair.kept(row, column))
+    who = "which all rows have" + " but those that diverged" * diverged
+    which = f"on seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {who}"
+    return Group(outcome, fair, which, kind, whose)
 
 
 def label(column: Column) -> str:
