@@ -67,7 +67,8 @@ def test_processes_are_counted_with_those_that_they_have_started(flower: ModuleT
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            assert 0.3 <= flower.processor_seconds([process.pid]) < 3
+            # The system counts in ticks of a hundredth of a second, and rounds each of four numbers down.
+            assert 0.26 <= flower.processor_seconds([process.pid]) < 3
         finally:
             process.kill()
     assert flower.processor_seconds([process.pid]) == 0
