@@ -19,8 +19,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-SIZE = (6.6, 5.0)
-"""The width and height of the panel, in inches."""
+SIZE, TWO = (6.6, 5.0), (5.4, 4.6)
+"""The width and height of the panel, and of each of two, in inches."""
+
+CORNER, CROWD = 0.75, 6
+"""From which part of the way to the largest numbers on, and with how many there, the corner is drawn once more."""
+
+CLOSER = "the framed corner, closer"
+"""What stands above that."""
+
+MARGIN = 0.12
+"""The part of what points and bars cover that is left free on each side."""
 
 MARKER, NAME_SIZE = 5.5, LETTER - 2
 """Points that a marker and a letter beside it have."""
@@ -36,6 +45,7 @@ LED = 9.0
 
 GREY = "#555555"
 FRONT: dict[str, Any] = {"color": "#999999", "linewidth": 1.1, "linestyle": "-", "zorder": 1.5}
+CORNERED: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.8, "linestyle": ":", "fill": False, "zorder": 1.4}
 BARS: dict[str, Any] = {"color": GREY, "marker": "+", "markersize": 11, "markeredgewidth": 0.9, "linestyle": "none"}
 
 
@@ -63,16 +73,20 @@ class Spot(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """The panel: what stands above it, and who is in it."""
+    """A panel: what stands above it, who is in it, and its edges, [axis, end], if they are not to fit everybody."""
 
     title: str
     spots: Sequence[Spot]
+    edges: NDArray[np.float64] | None = None
 
 
 @final
 @dataclass(frozen=True)
 class Tradeoff(Picture):
     """A point for each with its name beside it, and the front of those whom nobody surpasses.
+
+    Names need room. Where many are good on both, their corner is drawn once more beside the whole, and they have their
+    names there.
 
     Attributes:
         plane: who is drawn.
@@ -93,37 +107,77 @@ class Tradeoff(Picture):
         ]
         entries.append((self.front, FRONT))
         entries += [(self.bars, BARS)] if any(spot.errors for spot in spots) else []
-        figure = arrange_panels(Frame(self.title, self.labels, entries, SIZE), [self.plane], _paint)
-        # Names find their places once the panel has its own.
+        edges = corner_of(spots)
+        planes = [self.plane] if edges is None else [self.plane, Plane(CLOSER, spots, edges)]
+        figure = arrange_panels(Frame(self.title, self.labels, entries, SIZE if edges is None else TWO), planes, _paint)
+        # Names find their places once panels have theirs.
         figure.draw_without_rendering()
-        _name(figure.axes[0], spots)
+        if edges is None:
+            _name(figure.axes[0], spots)
+        else:
+            whole, closer = figure.axes
+            there = _inside(spots, edges)
+            _name(whole, [spot for spot, inside in zip(spots, there, strict=True) if not inside], _framed(whole, edges))
+            _name(closer, [spot for spot, inside in zip(spots, there, strict=True) if inside])
         return written(figure, suffix)
+
+
+def corner_of(spots: Sequence[Spot]) -> NDArray[np.float64] | None:
+    """Return the edges of the corner of the largest numbers, [axis, end], if many are in it, but not everybody."""
+    places = np.array([(spot.x, spot.y) for spot in spots])
+    errors = np.array([spot.errors or (0, 0) for spot in spots])
+    crowd = (places >= places.min(0) + CORNER * np.ptp(places, axis=0)).all(1)
+    if crowd.sum() < CROWD:
+        return None
+    low, high = (places - errors)[crowd].min(0), (places + errors)[crowd].max(0)
+    if (low == high).any():
+        return None
+    room = MARGIN * (high - low)
+    edges: NDArray[np.float64] = np.stack([low - room, high + room], axis=1)
+    # With that room it may hold more than the crowd.
+    return None if _inside(spots, edges).all() else edges
+
+
+def _inside(spots: Sequence[Spot], edges: NDArray[np.float64]) -> NDArray[np.bool_]:
+    places = np.array([(spot.x, spot.y) for spot in spots])
+    return np.asarray(((edges[:, 0] <= places) & (places <= edges[:, 1])).all(1))
+
+
+def _framed(axes: Axes, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Draw a frame with these edges; return it, in pixels."""
+    from matplotlib.patches import Rectangle
+
+    low, high = edges.T
+    axes.add_patch(Rectangle((low[0], low[1]), *(high - low), **CORNERED))
+    frame: NDArray[np.float64] = axes.transData.transform([low, high]).reshape(1, 4)
+    return frame
 
 
 def _paint(axes: Axes, plane: Plane) -> None:
     """Draw points and bars, and below them the front up to the edges."""
     spots = sorted(plane.spots, key=lambda spot: not spot.beneath)
+    places = np.array([(spot.x, spot.y) for spot in spots])
+    near = CLOSE * (np.ptp(places, axis=0) if plane.edges is None else np.ptp(plane.edges, axis=1))
     for i, spot in enumerate(spots):
         look = Look.of(spot.look)
-        size = MARKER + RING * _covering(spots, i)
+        size = MARKER + RING * _covering(places, i, near)
         axes.plot([spot.x], [spot.y], linestyle="none", markersize=size, zorder=3, **look.points)
         if spot.errors is not None:
             across, upward = spot.errors
             bars: dict[str, Any] = {"color": look.colour, "linewidth": 0.9, "alpha": 0.75, "zorder": 2.5}
             axes.plot([spot.x - across, spot.x + across], [spot.y, spot.y], **bars)
             axes.plot([spot.x, spot.x], [spot.y - upward, spot.y + upward], **bars)
-    axes.margins(0.12, 0.12)
-    # From here on the edges stay where points and bars have put them.
-    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
-    axes.plot(*stairs(plane.spots, (axes.get_xlim()[0], axes.get_ylim()[0])).T, **FRONT)
+    axes.margins(MARGIN, MARGIN)
+    # From here on the edges stay where points and bars have put them, or where they are to be.
+    edges = np.array([axes.get_xlim(), axes.get_ylim()]) if plane.edges is None else plane.edges
+    axes.set(xlim=edges[0], ylim=edges[1])
+    axes.plot(*stairs(plane.spots, (edges[0, 0], edges[1, 0])).T, **FRONT)
     axes.grid(color=LINES, linewidth=0.4)
 
 
-def _covering(spots: Sequence[Spot], i: int) -> int:
+def _covering(places: NDArray[np.float64], i: int, near: NDArray[np.float64]) -> int:
     """Return how many of those that are drawn after a point lie on it; more than two need not be told apart."""
-    places = np.array([(one.x, one.y) for one in spots])
-    near = np.abs(places - places[i]) <= CLOSE * np.ptp(places, axis=0)
-    return min(2, int(near[i + 1 :].all(1).sum()))
+    return min(2, int((np.abs(places[i + 1 :] - places[i]) <= near).all(1).sum()))
 
 
 def stairs(spots: Sequence[Spot], edges: tuple[float, float]) -> NDArray[np.float64]:
@@ -138,8 +192,14 @@ def stairs(spots: Sequence[Spot], edges: tuple[float, float]) -> NDArray[np.floa
 # -------------------- names
 
 
-def _name(axes: Axes, spots: Sequence[Spot]) -> None:
-    """Write a name beside each point, and draw a line to those that are further away."""
+def _name(axes: Axes, spots: Sequence[Spot], free: NDArray[np.float64] | None = None) -> None:
+    """Write a name beside each point, and draw a line to those that are further away.
+
+    Args:
+        axes: where the points are.
+        spots: those that have their names here.
+        free: boxes to be kept free, in pixels.
+    """
     texts = [_text(axes, spot) for spot in spots]
     extents = [text.get_window_extent() for text in texts]
     frame = axes.get_window_extent()
@@ -147,7 +207,8 @@ def _name(axes: Axes, spots: Sequence[Spot]) -> None:
     points = axes.transData.transform([(spot.x, spot.y) for spot in spots]) * scale
     sizes = np.array([(extent.width, extent.height) for extent in extents]) * scale + 1
     edges = np.array([frame.x0, frame.y0, frame.x1, frame.y1]) * scale + (2, 2, -2, -2)
-    places = place_names(Scene(points, sizes, MARKER + 2, _lines(axes) * scale, edges))
+    taken = _lines(axes) if free is None else np.concatenate([_lines(axes), free])
+    places = place_names(Scene(points, sizes, MARKER + 2, taken * scale, edges))
     for spot, text, point, size, middle in zip(spots, texts, points, sizes, places, strict=True):
         text.set_position(tuple(middle - point))
         end = nearest_in(boxes_around(middle, size), point) - point
