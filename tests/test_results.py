@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import pytest
 
@@ -45,9 +46,9 @@ def test_every_cell_is_named_and_commanded_as_it_was_run() -> None:
         experiment = resolve([Layer(path.name, kept.config)])
         prefix = "" if kept.content["curve"] else "dealt-"
         assert path.stem == prefix + name_of(experiment)
-        assert kept.content["command"].removeprefix("fedmate ").partition(" ")[2] == command_of(
-            kept.content["config"]
-        ).removeprefix("fedmate run ")
+        verb: Literal["run", "partition"] = "run" if kept.content["curve"] else "partition"
+        assert kept.content["command"] == command_of(kept.content["config"], verb)
+        assert kept.command == command_of(kept.config, verb)
 
 
 def test_every_cell_says_where_it_comes_from() -> None:

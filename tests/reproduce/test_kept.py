@@ -69,6 +69,8 @@ def test_runs_that_were_kept_before_an_option_existed_are_found_by_what_they_did
     assert kept.config == without
     assert kept.command.split()[-2:] == ["--set", "method.server_momentum=0.0"]
     assert Kept.read(write(tmp_path, {**content, "config": now, "command": "as is"}, cells["now"])).command == "as is"
+    dealt = {**content, "config": then, "command": "fedmate partition --dataset digits"}
+    assert Kept.read(write(tmp_path, dealt, cells["without"])).command.startswith("fedmate partition --dataset digits")
 
 
 def test_a_name_does_not_depend_on_where_and_how_it_was_run(record: Record) -> None:

@@ -159,11 +159,13 @@ def test_a_comparison_is_made_on_the_seeds_that_all_rows_have() -> None:
     assert fair.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0])
     assert outcome.figure(FEDAVG, S10, "pre", "own") == over_seeds([2.0, 6.0, 6.0])
     diverged = runs | {"s10/fedrep": [few, Run({}, diverged_in=3)]}
-    assert outcome_of(GRID, diverged).common_seeds(S10) == [0, 1]
+    assert outcome_of(GRID, diverged).common_seeds(S10) == [0, 1, 2], "who diverged with one of them takes none away"
     assert outcome_of(GRID, diverged).on_seeds([0, 1]).figure(FEDREP, S10, "pre", "own") is None
     assert outcome_of(GRID, diverged).on_seeds([0]).figure(FEDREP, S10, "pre", "own") == over_seeds([2.0])
     always = runs | {"s10/fedrep": [Run({}, diverged_in=3)]}
     assert outcome_of(GRID, always).common_seeds(S10) == [0, 1, 2], "it stands in nobody's way"
+    elsewhere = runs | {"s10/fedrep": [few, many, None, Run({}, diverged_in=3)]}
+    assert outcome_of(GRID, elsewhere).common_seeds(S10) == [0, 1], "it did not with these"
     apart = outcome_of(GRID, {"s10/fedavg": [few], "s10/fedrep": [None, many]})
     assert apart.common_seeds(S10) == []
 

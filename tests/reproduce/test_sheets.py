@@ -91,6 +91,14 @@ def test_cells_that_diverged_say_so_and_those_not_run_say_nothing() -> None:
     assert cells(sheet, "FT-FedAvg")["CIFAR-10, s = 70: difference"] == ""
 
 
+def test_figures_without_the_runs_that_diverged_say_so_and_a_view_that_is_none_is_none() -> None:
+    grid = grid_of([S10], [row("fedavg")])
+    outcome = outcome_of(grid, {"s10/fedavg": [DIVERGED, Run({"pre": (40.0, 60.0)})]})
+    assert accuracy(outcome)[0].rows[0][2] == "40.00 (1 of 2 diverged)"
+    views = next(one for one in accuracy(outcome) if one.name == "views_s10")
+    assert list(views.rows[0])[1:4] == ["40.00 (1 of 2 diverged)", "-", "-"]
+
+
 def test_the_largest_of_a_column_stands_out() -> None:
     sheet = accuracy(small())[0]
     assert {(sheet.rows[i][0], sheet.names()[j]) for i, j in sheet.bold} == {

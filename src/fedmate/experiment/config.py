@@ -157,6 +157,14 @@ def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> Layer:
     return Layer(source, values)
 
 
+def flat(values: Mapping[str, Any]) -> Values:
+    """Return values with their keys written `key` and `section.key`."""
+    found: Values = {}
+    for key, value in values.items():
+        found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    return found
+
+
 def _parse_value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")

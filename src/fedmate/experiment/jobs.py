@@ -16,8 +16,8 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request, compose, left_out
-from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
-from fedmate.experiment.earlier import completed
+from fedmate.experiment.config import Experiment, Layer, Section, flat, load_file, resolve
+from fedmate.experiment.earlier import as_it_was, completed, options_since
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.recorder import Recorder, check_free, unusable
@@ -66,7 +66,14 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
         jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
-        yield [jobs[0]._replace(notes=[*left_out(request), *_say_unlike(experiments), *jobs[0].notes]), *jobs[1:]]
+        notes = [*_say_earlier(request), *left_out(request), *_say_unlike(experiments)]
+        yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
+
+
+def _say_earlier(request: Request) -> list[str]:
+    """Say it if an experiment's file is that of a run which had not all options of today."""
+    _, notes = (None, []) if request.base is None else as_it_was(request.base)
+    return notes
 
 
 def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
@@ -192,12 +199,19 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
         if {*asked} != {*names}:
             raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")
         wanted.append(asked[experiment.method.name])
-        found = _flat(experiment)
+        found, unsaid = _flat(experiment), _unsaid(request, place)
         for key, value in _flat(wanted[-1]).items():
-            decided = (key in ("backend", "device") and value == "auto") or key in LENIENT
+            decided = (key in ("backend", "device") and value == "auto") or key in LENIENT or key in unsaid
             if not decided and found.get(key) != value:
                 raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")
     return wanted
+
+
+def _unsaid(request: Request, folder: Path) -> set[str]:
+    """Return the options that came after a run began, unless it is asked for a value of theirs: the run has its own."""
+    _, stored = load_file(folder / "config.toml")
+    said = flat(stored).keys() | flat(request.settings.values).keys()
+    return options_since(stored).keys() - said - (set() if request.base is None else flat(request.base.values).keys())
 
 
 def _wait_as_asked(job: Job, asked: Experiment, request: Request) -> None:

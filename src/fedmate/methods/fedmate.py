@@ -151,8 +151,8 @@ class FedMate(Calibrated, ServerMomentum):
         )
 
     def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the model and the prototypes."""
-        return {part: content for part, content in server.items() if part not in ("diagnostics", "velocity")}
+        """Send the model, the prototypes with the classes that have one, and the round, by which fusion ends."""
+        return select(server, (*MODEL_PARTS, "prototypes", "known", "round"))
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Scrutinise the prototypes, integrate the classifiers, tune them to each other, average the extractors."""

@@ -17,11 +17,11 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment
+from fedmate.experiment.config import Experiment, flat
 from fedmate.experiment.earlier import completed, options_since
 from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
@@ -62,6 +62,8 @@ class Kept:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise UserError(f"`{path}` has format {content['format']!r}, not {FORMAT}; use the fedmate it is from.")
+            if not isinstance(content["config"], dict):
+                raise ValueError("its `config` is something else")
             kept = cls(path.stem, content)
             _check(kept)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -78,7 +80,13 @@ class Kept:
     @property
     def command(self) -> str:
         """The command that runs it today: options that came since are given where they would do something else."""
-        return command_of(self.config) if self.config != self.content["config"] else str(self.content["command"])
+        written = str(self.content["command"])
+        is_dealt = written.startswith("fedmate partition ")
+        return (
+            command_of(self.config, "partition" if is_dealt else "run")
+            if self.config != self.content["config"]
+            else written
+        )
 
     @property
     def diverged_in(self) -> int | None:
@@ -185,7 +193,7 @@ def name_of(experiment: Experiment) -> str:
     config = tomllib.loads(experiment.to_toml())
     partition, method = config["partition"], config["method"]
     kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
-    usual = _usual(method["name"], None) | options_since(method["name"])
+    usual = _usual(method["name"], None) | options_since(config)
     own = [f"{key}_{_word(value)}" for key, value in method.items() if usual.get(f"method.{key}") != value]
     words = [method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}", digest_of(config)]
     # Names are files: what a user's own words may hold beyond letters and digits is left to the digest.
@@ -194,7 +202,7 @@ def name_of(experiment: Experiment) -> str:
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
-    usual = options_since(config["method"]["name"])
+    usual = options_since(config)
     # An option that came later is not said where it is set to what runs did before it.
     said = {
         key: value
@@ -240,11 +248,11 @@ def _source_digest(method: type) -> str | None:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def command_of(config: Mapping[str, Any]) -> str:
-    """Return the command that runs an experiment: its data set, its method, and what differs from their defaults."""
+def command_of(config: Mapping[str, Any], verb: Literal["run", "partition"] = "run") -> str:
+    """Return the command for an experiment: its data set, its method, and what differs from their defaults."""
     dataset, method = config["dataset"]["name"], config["method"]["name"]
     usual = _usual(method, dataset)
-    words = ["fedmate", "run", "--dataset", dataset, "--method", method]
+    words = ["fedmate", verb, "--dataset", dataset, "--method", method]
     for key, value in flat(config).items():
         if key not in UNSAID and usual.get(key) != value:
             words += ["--set", f"{key}={_word(value)}"]
@@ -255,14 +263,6 @@ def command_of(config: Mapping[str, Any]) -> str:
 def _usual(method: str, dataset: str | None) -> dict[str, Any]:
     """Return the experiment that names nothing but a method and a data set."""
     return flat(tomllib.loads(compose(Request(methods=[method], dataset=dataset))[0].to_toml()))
-
-
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with its keys written `key` and `section.key`."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
-    return found
 
 
 def rounded(value: Any) -> Any:

@@ -119,15 +119,25 @@ class Outcome:
         return sorted(names)
 
     def common_seeds(self, column: Column) -> list[int]:
-        """Return the seeds of a column that all of its rows were run with, but for rows that always diverged."""
+        """Return the seeds of a column that all of its rows were run with, but for rows that diverged with one of them.
+
+        Without those there may be more seeds, and others that diverged with these.
+        """
         seeds: dict[str, set[int]] = {}
-        ended = set[str]()
+        failed: dict[str, set[int]] = {}
         for cell in self.cells:
             kept = self.found.get(cell.name)
             if cell.column.key == column.key and kept is not None:
                 seeds.setdefault(cell.row.key, set()).add(cell.seed)
-                ended |= {cell.row.key} if kept.diverged_in is None else set()
-        return sorted(set.intersection(*(seeds[key] for key in ended))) if ended else []
+                failed.setdefault(cell.row.key, set()).update({cell.seed} if kept.diverged_in is not None else ())
+        rows = [key for key in seeds if failed[key] < seeds[key]]
+        while rows:
+            common = set.intersection(*(seeds[key] for key in rows))
+            held = [key for key in rows if not failed[key] & common]
+            if held == rows:
+                return sorted(common)
+            rows = held
+        return []
 
     def with_all_seeds(self, column: Column) -> Outcome:
         """Return the rows of a column that have every seed that was asked for, and did not diverge with any."""

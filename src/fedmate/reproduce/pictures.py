@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedmate.experiment.config import flat
 from fedmate.report.figures import Circles, Cloud, Clouds, Dots, Lines, Panel, Picture, Series
 from fedmate.report.plots import MOST, Holdings
 from fedmate.report.sheets import Sheet
 from fedmate.reproduce.embedding import Prototypes, embed, held_prototypes, silhouette
 from fedmate.reproduce.grid import Column, Row
-from fedmate.reproduce.kept import Kept, flat
+from fedmate.reproduce.kept import Kept
 from fedmate.reproduce.outcome import Figure, Outcome, over_seeds
 from fedmate.reproduce.sheets import dressed, label, name_for
 

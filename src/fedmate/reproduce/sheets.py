@@ -218,14 +218,15 @@ def _tests(outcome: Outcome) -> list[str]:
 
 
 def cell_text(outcome: Outcome, place: Place) -> str:
-    """Write a figure; `diverged` instead, or a stroke if the method lacks the view; nothing before it is run."""
-    figure = outcome.figure(*place)
-    if figure is not None:
-        return text(figure)
-    kept = outcome.kept(place.row, place.column)
-    if any(one.diverged_in is not None for one in kept):
-        return "diverged"
-    return "-" if kept else ""
+    """Write a figure, and how many runs it is without; `diverged` if that is all of them.
+
+    A stroke is for a view that the method lacks, and nothing for what is not run.
+    """
+    figure, kept = outcome.figure(*place), outcome.kept(place.row, place.column)
+    diverged = sum(one.diverged_in is not None for one in kept)
+    if figure is None:
+        return "" if not kept else "diverged" if diverged == len(kept) else "-"
+    return f"{text(figure)} ({diverged} of {len(kept)} diverged)" if diverged else text(figure)
 
 
 # -------------------- every view

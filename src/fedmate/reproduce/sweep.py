@@ -254,7 +254,7 @@ def _dealt(cell: Cell, given: Given) -> Mapping[str, Any]:
     return {
         "format": FORMAT,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": command_of(config).replace("fedmate run", "fedmate partition"),
+        "command": command_of(config, "partition"),
         "environment": environment(),
         "config": config,
         "summary": {"accuracy": {}, "partition_sha256": dealt.sha256},
