@@ -231,6 +231,31 @@ def test_what_is_in_the_way_is_not_overwritten(grid: Path, tmp_path: Path) -> No
         call(str(grid), "--out", str(mine))
 
 
+def test_a_table_that_somebody_changed_is_kept_beside_the_new_one(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call(str(grid), "--out", str(out))
+    table = out / "small" / "accuracy.tex"
+    table.write_text("what I made of it")
+    text = call(str(grid), "--out", str(out), "--show")
+    assert "it is now `accuracy.yours.tex`" in text
+    assert (out / "small" / "accuracy.yours.tex").read_text() == "what I made of it"
+    assert "tabular" in table.read_text()
+
+
+def test_what_an_earlier_call_made_and_this_one_does_not_is_named(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call(str(grid), "--out", str(out))
+    grid.write_text(grid.read_text().replace(', "curves"', ""))
+    assert "still there, made by an earlier call of other cells: curves" in call(str(grid), "--out", str(out))
+
+
+def test_a_run_is_no_place_for_tables(grid: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    with pytest.raises(UserError, match="holds a run or a comparison"):
+        call(str(grid), "--out", str(tmp_path / "run"))
+
+
 def test_tables_that_cannot_be_saved_are_shown(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     words = [str(grid), "--out", str(out), "--cells", "skewed/*", "--quick"]

@@ -300,7 +300,7 @@ def test_it_can_be_shown_and_is_drawn_by_the_command(tmp_path: Path) -> None:
     assert "63.50 ± 0.50" in result.output
     made = sorted(one.name for one in (out / "mine").iterdir())
     assert made == sorted(
-        ["figures.csv"]
+        [".fedmate-made", "figures.csv"]
         + [f"front_skewed{suffix}" for suffix in (".csv", ".md", ".tex")]
         + [f"harmony_skewed{suffix}" for suffix in (".pdf", ".png", ".svg")]
     )

@@ -65,12 +65,14 @@ def reproduce(
     check_shows(grid)
     if merge or not show:
         check_out(out, grid.name, wanted, is_shown=show)
-    for folder in merge or []:
-        _merge(console, store, folder)
+    left_out = [sentence for folder in merge or [] for sentence in _merge(console, store, folder)]
     if show:
         _show(console, with_records(grid, wanted, store), wanted, store)
-        return
-    if not _run(console, grid, wanted, store, jobs, data_dir):
+    is_done = show or _run(console, grid, wanted, store, jobs, data_dir)
+    # Once more: the tables may have pushed it out of sight.
+    for sentence in left_out:
+        typer.echo(sentence, err=True)
+    if not is_done:
         raise typer.Exit(1)
 
 
@@ -84,14 +86,17 @@ def _list(console: Console) -> None:
         console.out(f"{name:<17} {grid.title} ({about})", highlight=False)
 
 
-def _merge(console: Console, store: Store, folder: Path) -> None:
+def _merge(console: Console, store: Store, folder: Path) -> list[str]:
+    """Take over cells, and return what is said of those that cannot be."""
     merged = store.merge(folder)
     text = f"{folder}: new here {len(merged.new)}, here already {len(merged.same)}"
     if merged.unlike:
         text += f"; left alone, for they are here with other figures: {', '.join(merged.unlike)}"
     console.out(f"{text}.", highlight=False)
-    for sentence in merged.refused:
-        console.out(f"Left out: {one_line(sentence)}", highlight=False)
+    left_out = [f"Left out: {one_line(sentence)}" for sentence in merged.refused]
+    for sentence in left_out:
+        console.out(sentence, highlight=False)
+    return left_out
 
 
 def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:
@@ -112,7 +117,8 @@ def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, 
         raise UserError(f"`{grid.name}` has no cell to run here: see the notes on what was left out and why.")
     work = Work(cells, grid.measures, store, Given(folder=data_dir))
     total = len(work.names())
-    console.out(f"{grid.title}: {total} cells, {total - len(work.left())} of them finished.", highlight=False)
+    count = f"{total} cell{'s' * (total > 1)}"
+    console.out(f"{grid.title}: {count}, {total - len(work.left())} of them finished.", highlight=False)
     for note in _warnings(work, grid):
         console.out(f"Note: {one_line(note)}", highlight=False)
     try:

@@ -20,10 +20,14 @@ from fedmate.reproduce.long_form import figures
 from fedmate.reproduce.outcome import Outcome
 from fedmate.reproduce.presentation import SHOWS
 from fedmate.reproduce.sheets import published
+from fedmate.reproduce.shelf import Shelf
 from fedmate.reproduce.store import CELLS
 
 OURS = "figures.csv"
 """What every folder has that was made here."""
+
+RUNS = ("config.toml", "comparison.json")
+"""What a folder has that holds a run, or several."""
 
 
 class Saved(NamedTuple):
@@ -45,7 +49,7 @@ class Saved(NamedTuple):
 
 
 def save(outcome: Outcome, out: Path) -> Saved:
-    """Write all that an experiment shows, over what an earlier call made of fewer cells.
+    """Write all that an experiment shows, in the place of what an earlier call made.
 
     Where nothing can be written, a note says so, and what a terminal should show is there all the same.
     """
@@ -57,36 +61,38 @@ def save(outcome: Outcome, out: Path) -> Saved:
     common = [*notes, *published(outcome)]
     tables = [to_rich(replace(one, notes=[note for note in one.notes if note not in common])) for one in sheets]
     files, is_refused = list[str](), False
+    shelf: Shelf | None = None
     try:
-        storage.make_folder(folder)
-        files += _write(sheets, folder)
-        storage.replace_by_parts(folder / OURS, [to_csv(figures(outcome)).encode()])
+        shelf = Shelf(folder)
+        files += _write(sheets, shelf)
+        shelf.put(OURS, to_csv(figures(outcome)).encode())
         files.append("figures")
-        files += _draw(pictures, folder)
+        files += _draw(pictures, shelf)
+        shelf.look_over()
     except OSError as error:
         what = "not everything is saved, for a file in" if files else "nothing is saved, for"
         is_refused, notes = True, [*notes, f"{what} `{folder}` cannot be written ({error.strerror})."]
     except UserError as error:
         notes = [*notes, str(error)]
-    return Saved(folder, files, tables, notes, is_refused)
+    return Saved(folder, files, tables, [*notes, *(shelf.notes if shelf is not None else [])], is_refused)
 
 
-def _write(sheets: Sequence[Sheet], folder: Path) -> list[str]:
+def _write(sheets: Sequence[Sheet], shelf: Shelf) -> list[str]:
     """Write tables in all forms, and return what they are called."""
     for sheet in sheets:
         forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
         for suffix, content in forms.items():
-            storage.replace_by_parts(folder / f"{sheet.name}{suffix}", [content.encode()])
+            shelf.put(f"{sheet.name}{suffix}", content.encode())
     return [sheet.name for sheet in sheets]
 
 
-def _draw(pictures: Sequence[Picture], folder: Path) -> list[str]:
+def _draw(pictures: Sequence[Picture], shelf: Shelf) -> list[str]:
     """Write pictures in all forms, and return what they are called."""
     if pictures:
-        check_picture(folder / f"{pictures[0].name}.svg")
+        check_picture(shelf.folder / f"{pictures[0].name}.svg")
     for picture in pictures:
         for suffix in FORMATS:
-            storage.replace_by_parts(folder / f"{picture.name}{suffix}", [picture.draw(suffix)])
+            shelf.put(f"{picture.name}{suffix}", picture.draw(suffix))
     return [picture.name for picture in pictures]
 
 
@@ -112,6 +118,8 @@ def check_out(out: Path, name: str, wanted: Wanted, *, is_shown: bool = False) -
         raise UserError(
             f"`--out` is `{out}`, where no folder can be made ({error.strerror}); name another place."
         ) from None
+    if any((out / name).exists() for name in RUNS):
+        raise UserError(f"`--out` is `{out}`, which holds a run or a comparison; name another place.")
     for place in (out, out / CELLS):
         if place.exists() and not (place.is_dir() and os.access(place, os.W_OK)):
             look = "leave out `--merge`" if is_shown else "only look at it with `--show`"
