@@ -141,12 +141,9 @@ def test_a_prior_is_chosen_and_said(fedmate_: Fedmate, calibrated: Path, prior: 
 def test_priors_that_are_refused(fedmate_: Fedmate, model: Path, calibrated: Path) -> None:
     np.save("x.npy", PIXELS)
     for prior, found in (
-        (
-            "estimate",
-            "`prior` is `estimate`, which is no prior and no numbers with commas between; did you mean `estimated`?",
-        ),
-        ("1,2", "`prior` has 2 numbers for 10 classes; give one number for each class."),
-        ("-1" + ",1" * 9, "`prior` is -1 for class 0; give numbers that are 0 or more."),
+        ("estimate", "`prior` is `estimate`, which is neither `estimated`, `own`, `uniform` nor numbers; did you mean"),
+        ("1,2", "`prior` has 2 values for 10 classes; give one number for each class."),
+        ("-1" + ",1" * 9, "`prior` is -1 for class 0; give finite numbers that are 0 or more."),
     ):
         assert found in refuse(fedmate_, "predict", calibrated, "x.npy", "--to", "y.csv", "--prior", prior)
     assert "the model is not calibrated" in refuse(fedmate_, "predict", model, "x.npy", "--prior", "own")
@@ -188,7 +185,7 @@ def test_a_model_is_not_overwritten(fedmate_: Fedmate, runs: Path, tmp_path: Pat
         ([".", "x.npy"], "`.` is a folder; give a `.safetensors` or `.pt2` file"),
         (["foreign.safetensors", "x.npy"], "`foreign.safetensors` cannot be used: it is not a file of fedmate's"),
         (["foreign.pt2", "x.npy"], "`foreign.pt2` cannot be used: it is not a file of fedmate's"),
-        (["model", "none.csv"], "`none.csv` does not exist; give a `.npy`, `.npz` or `.csv` file."),
+        (["model", "none.csv"], "`none.csv` does not exist; give the path of a file that can be read."),
         (["model", "x.txt"], "`x.txt` ends in `.txt`; give a `.npy`, `.npz` or `.csv` file."),
         (["model", "word.csv"], "`word.csv` is `x` in row 2, column 1; every cell"),
         (["model", "german.csv"], "`german.csv` has semicolons between its cells; write it with commas, and numbers"),

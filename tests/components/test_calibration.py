@@ -29,6 +29,7 @@ from fedmate.core import (
 from fedmate.core.data import batches
 from fedmate.core.layers import sample_context
 from fedmate.core.local import cross_entropy
+from fedmate.errors import UserError
 from fedmate.methods import METHODS
 
 
@@ -165,6 +166,16 @@ def test_estimation_does_not_care_about_what_all_logits_of_a_sample_share() -> N
 def test_one_sample_is_no_proof_that_other_classes_are_not_there() -> None:
     found = estimate_prior(torch.tensor([[30.0, 0.0, 0.0, 0.0]]))
     assert_close(found, torch.tensor([0.625, 0.125, 0.125, 0.125], dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("odd", [[torch.nan, 0.0], [torch.inf, 0.0], [-torch.inf, -torch.inf]])
+def test_a_sample_without_probabilities_is_said_not_averaged(odd: list[float]) -> None:
+    """It would make every share NaN, and with them every answer."""
+    with pytest.raises(
+        UserError, match=r"^`logits` are NaN or infinite for sample 1; check the scale of the samples\.$"
+    ):
+        estimate_prior(torch.tensor([[1.0, 0.0], odd]))
+    assert estimate_prior(torch.tensor([[-torch.inf, 0.0]] * 99))[1] > 0.99, "one class ruled out is an answer"
 
 
 @pytest.mark.parametrize("classes", [2, 100, 1000])

@@ -113,6 +113,7 @@ VECTORS: list[Any] = [
     (2, 7, 1),
     np.array([2, 7, 1], np.uint8),
     torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64),
+    torch.tensor([2.0, 7.0, 1.0], dtype=torch.bfloat16, requires_grad=True),
     [0.2e-300, 0.7e-300, 0.1e-300],
     [0.4e308, 1.4e308, 0.2e308],
     "0.2,0.7,0.1",
@@ -126,7 +127,11 @@ def test_a_number_for_each_class(prior: Any) -> None:
     found = make().predict(X, prior)
     assert found.probabilities == pytest.approx(softmax(X + np.log([0.2, 0.7, 0.1])), abs=1e-12)
     assert found.prior == pytest.approx([0.2, 0.7, 0.1], abs=1e-15)
-    assert found.notes == ("the prior is as given: `green` 70.0 %, `red` 20.0 %, `blue` 10.0 %.",)
+    said = "the prior is as given: `green` 70.0 %, `red` 20.0 %, `blue` 10.0 %."
+    assert make(Calibration(1.0)).predict(X, prior).notes == (said,)
+    # What it was never shown by its own client is another matter.
+    foreign = "The client has no sample of `blue`: what the model knows of it can only come from others."
+    assert found.notes == (f"{said} {foreign}",)
 
 
 def test_the_callers_numbers_stay_as_they_are() -> None:
@@ -181,8 +186,8 @@ def test_what_an_estimate_rests_on_is_said_where_it_decides_something() -> None:
     changed = (found.labels != uniform.labels).sum()
     assert 0 < changed < 50
     assert found.notes[1:] == (
-        f"`estimated` is as good as the model's probabilities, and changes {changed} of 50 answers of `uniform`: a "
-        "model that is right more often than it is sure gets worse by it, so check some of them.",
+        f"careful: against `uniform`, the estimate changed {changed} of 50 answers. If the model's probabilities are "
+        "too timid, as after few rounds, an estimate collapses to few classes; compare both.",
     )
     assert len(make().predict(100 * X, "estimated").notes) == 1
     for other in ("own", "uniform", [1, 2, 3]):
@@ -222,6 +227,20 @@ def test_an_estimate_on_a_network_that_is_trained_and_on_one_that_is_right_but_n
     layer.bias.div_(10)
     assert accuracy("uniform", everything) == before
     assert accuracy("estimated", everything) < before - 0.1
+
+
+def test_classes_that_a_client_never_held_are_named_when_they_are_expected() -> None:
+    shares = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    prior = Calibration(1.0, (1.0, 0.0, 0.0)).choose(shares, 3)
+    assert prior is not None
+    foreign = "The client has no sample of `c`, `b`: what the model knows of them can only come from others."
+    assert prior.describe("abc", 500).endswith(f"`b` 20.0 %. {foreign}")
+    # An estimate leaves a bit of everything.
+    for share, named in ((0.0009, False), (0.0011, True)):
+        estimated = replace(prior, name="estimated", shares=torch.tensor([1 - share, 0, share], dtype=torch.float64))
+        assert ("no sample of `c`:" in estimated.describe("abc", 500)) == named
+    for wanted in ("own", "uniform"):
+        assert "no sample of" not in " ".join(make().predict(X, wanted).notes)
 
 
 def test_a_sentence_lists_some_classes() -> None:
@@ -273,27 +292,38 @@ def test_a_small_share_is_not_none() -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "another word": (
         "unifrom",
-        "is `unifrom`, which is no prior and no numbers with commas between; did you mean `uniform`?",
+        "is `unifrom`, which is neither `estimated`, `own`, `uniform` nor numbers; did you mean `uniform`?",
     ),
-    "a capital": ("Own", "is `Own`, which is no prior and no numbers with commas between; did you mean `own`?"),
+    "a capital": ("Own", "is `Own`, which is neither `estimated`, `own`, `uniform` nor numbers; did you mean `own`?"),
     "no word of ours": (
         "x" * 99,
-        f"is `{'x' * 37}...`, which is no prior and no numbers with commas between; known are `estim",
+        f"is `{'x' * 37}...`, which is neither `estimated`, `own`, `uniform` nor numbers; give shares as ",
     ),
-    "nothing": ("", "is ``, which is no prior"),
-    "too few": ("1,2", "has 2 numbers for 3 classes; give one number for each class."),
-    "too many": ([1, 2, 3, 4], "has 4 numbers for 3 classes; "),
-    "one": ("1", "has 1 number for 3 classes; "),
+    "a file": (
+        "estimated.npy",
+        "is `estimated.npy`, which is neither `estimated`, `own`, `uniform` nor numbers; give shares as ",
+    ),
+    "semicolons": (
+        "0.2;0.7;0.1",
+        "is `0.2;0.7;0.1`, which is neither `estimated`, `own`, `uniform` nor numbers; give shares as ",
+    ),
+    "nothing": ("", "is empty; give `estimated`, `own`, `uniform`, or a number for each class, with commas between."),
+    "too few": ("1,2", "has 2 values for 3 classes; give one number for each class."),
+    "too many": ([1, 2, 3, 4], "has 4 values for 3 classes; "),
+    "a comma at the end": ("1,2,3,", "has 4 values for 3 classes; "),
+    "one": ("1", "has 1 value for 3 classes; "),
     "no row": (3.0, "has the shape [] for 3 classes; "),
     "a table": ([[1, 2, 3]], "has the shape [1, 3] for 3 classes; "),
-    "negative": ([1, -0.5, 1], "is -0.5 for class 1; give numbers that are 0 or more."),
+    "negative": ([1, -0.5, 1], "is -0.5 for class 1; give finite numbers that are 0 or more."),
     "negative in words": ("-1,0,1", "is -1 for class 0; "),
-    "not a number": ([1, np.nan, 1], "is nan at [1]; "),
-    "not a number in words": ("1,1,nan", "is nan at [2]; "),
-    "infinite": ([np.inf, 1, 1], "is inf at [0]; "),
+    "not a number": ([1, np.nan, 1], "is nan for class 1; "),
+    "not a number in words": ("1,1,nan", "is nan for class 2; "),
+    "infinite": ([np.inf, 1, 1], "is inf for class 0; "),
     "zeros": ("0,0,0", "is 0 for every class; give a number above 0 for at least one of them."),
-    "a word among numbers": ("1,two,3", "is `two` in place 2; give a number for each class, with commas between."),
-    "a hole": ("1,,3", "is `` in place 2; "),
+    "a word among numbers": ("1,two,3", "is `two` for class 1; give a number for each class, with commas between."),
+    "a hole": ("1,,3", "is empty for class 1; "),
+    "rows of two lengths": ([[1], [2, 3]], "has rows of unequal length; "),
+    "too large for a double": ([np.longdouble("1e4000"), 1, 1], "is inf for class 0; "),
     "words in a row": (["a", "b", "c"], "holds <U1 values; "),
     "something else": ({"red": 1}, "holds object values; "),
 }
@@ -315,8 +345,9 @@ def test_own_needs_a_client() -> None:
 @pytest.mark.parametrize("prior", ["uniform", "own", "estimated", [1, 1, 1], "1,1,1"])
 def test_a_model_without_calibration_takes_no_prior(prior: Any) -> None:
     assert refused(lambda: fedmate.predict(make(NO_CALIBRATION), X, prior=prior)) == (
-        "`prior` is given, but the model is not calibrated: its answers assume already what it was trained on; leave "
-        "`prior` out, or train with `method.calibration`."
+        "`prior` is given, but the model is not calibrated: its answers hold the class shares of its training; leave "
+        "`prior` out, or train with `method.calibration=1` (`method.own_prior` does not change training, so it is not "
+        "enough for a model that a client has trained for itself)."
     )
 
 

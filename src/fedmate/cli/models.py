@@ -39,7 +39,7 @@ def predict(
         typer.Option(
             metavar="PRIOR",
             help="How likely classes are, for a calibrated model: `own`, `uniform`, `estimated` from INPUT, or numbers "
-            "with commas. [default: `own` for a client's model, else `uniform`]",
+            "with commas, in the order of classes. [default: `own` for a client's model, else `uniform`]",
         ),
     ] = None,
 ) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedmate.core.data import ClientData, class_counts
 from fedmate.core.method import Method
 from fedmate.core.options import Limits, option
+from fedmate.errors import UserError
 
 BARRIER = -1e9
 """What stands for log 0: so low that nothing is left of a class, and finite, so that nothing becomes NaN."""
@@ -100,14 +101,21 @@ def estimate_prior(logits: Tensor, steps: int = 1000, tolerance: float = 1e-9) -
     Computation 2002: each sample's answer under the shares so far, then the mean of the answers.
 
     Args:
-        logits: of a model that answers as if classes were equally likely, `[samples, classes]`.
+        logits: of a model that answers as if classes were equally likely, `[samples, classes]`; minus infinity rules
+            a class out.
         steps: the most that are taken.
         tolerance: it ends when no share moves by more.
 
     Returns:
         Shares, `[classes]`, float64.
+
+    Raises:
+        UserError: the logits of a sample are no probabilities, but NaN or infinite; one would make all shares NaN.
     """
     logits = logits.to(torch.float64)
+    odd = (~logits.softmax(-1).isfinite().all(1)).nonzero()
+    if len(odd):
+        raise UserError(f"`logits` are NaN or infinite for sample {int(odd[0])}; check the scale of the samples.")
     samples, classes = logits.shape
     shares = logits.new_full((classes,), 1 / classes)
     for _ in range(steps):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmate.components.calibration import estimate_prior, prior_adjustment
-from fedmate.datasets.given import ArrayLike, as_numbers
-from fedmate.errors import UserError, nearest
+from fedmate.datasets.given import ArrayLike
+from fedmate.errors import UserError
 from fedmate.experiment.inputs import excerpt
 
 Wanted: TypeAlias = str | ArrayLike
@@ -36,11 +39,13 @@ class Prior:
         name: one of `WORDS`, or `given`.
         tau: of the model's calibration.
         shares: how likely each class is, `[classes]`, float64; all alike while they are to be estimated.
+        own: the shares of the model's client; `None` if it is nobody's.
     """
 
     name: str
     tau: float
     shares: Tensor
+    own: tuple[float, ...] | None = None
 
     def settle(self, logits: Tensor) -> Prior:
         """Return it with its shares estimated from the answers themselves, if that was asked for."""
@@ -54,7 +59,7 @@ class Prior:
         return logits + prior_adjustment(self.shares, self.tau).to(logits.dtype)
 
     def describe(self, class_names: Sequence[str], samples: int) -> str:
-        """Say in a sentence what is predicted with.
+        """Say what is predicted with, and which of it the client has never held.
 
         Args:
             class_names: one for each share.
@@ -77,25 +82,34 @@ class Prior:
         # What would be printed as 0.0 % is left out, unless there is nothing else.
         least = min(0.0005, max(shares))
         likely = sorted((k for k in range(len(shares)) if shares[k] >= least), key=lambda k: -shares[k])
-        listed = ", ".join(f"`{class_names[k]}` {100 * shares[k]:.1f} %" for k in likely[:SHOWN])
-        more = f", {len(likely) - SHOWN} more" * (len(likely) > SHOWN)
+        listed = _some([f"`{class_names[k]}` {100 * shares[k]:.1f} %" for k in likely])
         ruled_out = shares.count(0)
         without = f"; {ruled_out} class{'es' * (ruled_out > 1)} ruled out" * bool(ruled_out)
-        return f"the prior is {origin[self.name]}: {listed}{more}{without}."
+        unheld = [class_names[k] for k in self._unheld(samples)]
+        return f"the prior is {origin[self.name]}: {listed}{without}.{_foreign(unheld)}"
 
     def doubts(self, logits: Tensor) -> list[str]:
-        """Say what an estimate rests on, and how much it decides.
+        """Say how much an estimate decides, and when not to trust it.
 
         Args:
             logits: of the model, before they are adjusted.
         """
         if self.name != "estimated":
             return []
+        # As they are they answer for `uniform`: the network need not be asked again.
         changed = int((self.adjust(logits).argmax(-1) != logits.argmax(-1)).sum())
         return [
-            f"`estimated` is as good as the model's probabilities, and changes {changed} of {len(logits)} answers of "
-            "`uniform`: a model that is right more often than it is sure gets worse by it, so check some of them."
+            f"careful: against `uniform`, the estimate changed {changed} of {len(logits)} answers. If the model's "
+            "probabilities are too timid, as after few rounds, an estimate collapses to few classes; compare both."
         ] * bool(changed)
+
+    def _unheld(self, samples: int) -> list[int]:
+        """Return the classes that are expected though the client has no sample of them, the likeliest first."""
+        # An estimate gives each class a bit: what amounts to less than half a sample says nothing about it.
+        least = 0.5 / samples if self.name == "estimated" else 0
+        shares = self.shares.tolist()
+        found = (k for k, held in enumerate(self.own or ()) if not held and shares[k] > least)
+        return sorted(found, key=lambda k: -shares[k])
 
 
 @final
@@ -142,8 +156,9 @@ class Calibration:
             if wanted is None:
                 return None
             raise UserError(
-                "`prior` is given, but the model is not calibrated: its answers assume already what it was trained on; "
-                "leave `prior` out, or train with `method.calibration`."
+                "`prior` is given, but the model is not calibrated: its answers hold the class shares of its training; "
+                "leave `prior` out, or train with `method.calibration=1` (`method.own_prior` does not change training, "
+                "so it is not enough for a model that a client has trained for itself)."
             )
         if wanted is None:
             wanted = "uniform" if self.shares is None else "own"
@@ -156,13 +171,14 @@ class Calibration:
                 f"the class shares of training; use {own}`uniform` for its answers as they are."
             )
         if not isinstance(wanted, str):
-            return Prior("given", self.tau, _shares(wanted, classes))
+            return Prior("given", self.tau, _shares(wanted, classes), self.shares)
         match wanted:
             case "own":
-                return Prior(wanted, self.tau, self._own())
+                return Prior(wanted, self.tau, self._own(), self.shares)
             case "uniform" | "estimated":
-                return Prior(wanted, self.tau, torch.full((classes,), 1 / classes, dtype=torch.float64))
-        return Prior("given", self.tau, _shares(_read(wanted), classes))
+                alike = torch.full((classes,), 1 / classes, dtype=torch.float64)
+                return Prior(wanted, self.tau, alike, self.shares)
+        return Prior("given", self.tau, _shares(_read(wanted, classes), classes), self.shares)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -193,37 +209,99 @@ class Calibration:
 NO_CALIBRATION = Calibration()
 
 
-def _read(text: str) -> list[float]:
+def _some(words: Sequence[str]) -> str:
+    """Return the first of them with commas between, and how many more there are.
+
+    Example:
+        >>> _some("abcdefg")
+        'a, b, c, d, e, 2 more'
+    """
+    return ", ".join(words[:SHOWN]) + f", {len(words) - SHOWN} more" * (len(words) > SHOWN)
+
+
+def _foreign(class_names: Sequence[str]) -> str:
+    """Return a sentence about classes that a client's model is asked for, though the client holds none of them."""
+    if not class_names:
+        return ""
+    listed, them = _some([f"`{name}`" for name in class_names]), "them" if len(class_names) > 1 else "it"
+    return f" The client has no sample of {listed}: what the model knows of {them} can only come from others."
+
+
+def _read(text: str, classes: int) -> list[float]:
     """Return numbers that are written with commas between."""
+    if not text:
+        raise UserError(f"`prior` is empty; give {_quoted(WORDS)}, or a number for each class, with commas between.")
     cells = text.split(",")
-    found = []
-    for place, cell in enumerate(cells, 1):
-        try:
-            found.append(float(cell))
-        except ValueError:
-            if len(cells) > 1:
-                raise UserError(
-                    f"`prior` is `{excerpt(cell)}` in place {place}; give a number for each class, with commas between."
-                ) from None
-            word = excerpt(text)
-            raise UserError(
-                f"`prior` is `{word}`, which is no prior and no numbers with commas between; {nearest(word, WORDS)}"
-            ) from None
-    return found
+    if len(cells) == 1 and not _is_number(text):
+        raise _unknown(excerpt(text))
+    # First: or a cell too many would be said to belong to a class that is not there.
+    _check_shape((len(cells),), classes)
+    for k, cell in enumerate(cells):
+        if not _is_number(cell):
+            what = f"`{excerpt(cell)}`" if cell.strip() else "empty"
+            raise UserError(f"`prior` is {what} for class {k}; give a number for each class, with commas between.")
+    return [float(cell) for cell in cells]
+
+
+def _unknown(word: str) -> UserError:
+    """Return what to say about a word that is no prior."""
+    # A dot is in the names of files, and in numbers that something else than commas separates.
+    close = [] if "." in word else difflib.get_close_matches(word.casefold(), WORDS, n=1)
+    hint = (
+        f"did you mean `{close[0]}`?"
+        if close
+        else "give shares as numbers with commas between, in the order of classes, or, for many classes, call "
+        "`fedmate.predict(..., prior=array)` in Python."
+    )
+    return UserError(f"`prior` is `{word}`, which is neither {_quoted(WORDS)} nor numbers; {hint}")
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _shares(wanted: ArrayLike, classes: int) -> Tensor:
     """Return numbers divided by their sum, or raise `UserError` unless they are a distribution then."""
-    numbers = torch.from_numpy(as_numbers("prior", wanted).astype("float64"))
-    if numbers.shape != (classes,):
-        plural = "s" * (numbers.numel() != 1)
-        found = f"{len(numbers)} number{plural}" if numbers.ndim == 1 else f"the shape {list(numbers.shape)}"
-        raise UserError(f"`prior` has {found} for {classes} classes; give one number for each class.")
-    if (numbers < 0).any():
-        place = int((numbers < 0).nonzero()[0])
-        raise UserError(f"`prior` is {numbers[place]:g} for class {place}; give numbers that are 0 or more.")
+    numbers = torch.from_numpy(_array(wanted))
+    _check_shape(tuple(numbers.shape), classes)
+    odd = (~(numbers.isfinite() & (numbers >= 0))).nonzero()
+    if len(odd):
+        k = int(odd[0])
+        raise UserError(f"`prior` is {numbers[k]:g} for class {k}; give finite numbers that are 0 or more.")
     if not numbers.any():
         raise UserError("`prior` is 0 for every class; give a number above 0 for at least one of them.")
     # First by the largest: the sum of large numbers may be too large.
     numbers = numbers / numbers.max()
     return numbers / numbers.sum()
+
+
+def _array(wanted: ArrayLike) -> NDArray[np.float64]:
+    """Return values as an array that may hold NaN: `as_numbers`, for samples, would say where, but not which class."""
+    if isinstance(wanted, Tensor):
+        wanted = wanted.detach().cpu()
+        # numpy knows no bfloat16.
+        wanted = (wanted.double() if wanted.is_floating_point() else wanted).numpy()
+    try:
+        array = np.asarray(wanted)
+    except ValueError:
+        raise UserError("`prior` has rows of unequal length; give one number for each class.") from None
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"`prior` holds {array.dtype} values; give one number for each class.")
+    # What does not fit into double precision becomes infinite, and is found then.
+    with np.errstate(over="ignore"):
+        return array.astype(np.float64)
+
+
+def _check_shape(shape: tuple[int, ...], classes: int) -> None:
+    """Raise `UserError` unless there is one value for each class."""
+    if shape != (classes,):
+        found = f"{shape[0]} value{'s' * (shape[0] != 1)}" if len(shape) == 1 else f"the shape {list(shape)}"
+        raise UserError(f"`prior` has {found} for {classes} classes; give one number for each class.")
