@@ -132,7 +132,7 @@ def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmat
     assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["comparison.json", "fedper", "local"]
     rows = [line.split()[0] for line in answer.out.splitlines() if "*" in line and "headline" not in line]
     assert rows == ["local", "fedper"]
-    assert answer.out.count("balanced") == 1
+    assert [line.split() for line in answer.out.splitlines()].count(["balanced", "own", "MB", "MB", "time"]) == 1
     assert answer.out.count("Note: `training.batch_size`") == 1
     assert answer.out.splitlines()[-1] == "Records: both/local, both/fedper"
     for name in ("local", "fedper"):
@@ -237,7 +237,10 @@ BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
         ["--method", "fedavg", "--method", "local", "--set", "method.personal_layers=1"],
         ["`method.personal_layers`"],
     ),
-    "key of another partition": (["--set", "partition.alpha=1"], ["`partition.alpha`", "known are"]),
+    "key of another partition": (
+        ["--set", "partition.alpha=1"],
+        ["`partition.alpha` in --set is not an option of `share`; it is one of `dirichlet`: leave"],
+    ),
     "unknown partition": (["--set", "partition.name=shard"], ["`partition.name`", "`shard`", "did you mean `share`?"]),
     "unknown model": (["--set", "model.name=digit_cnn"], ["`model.name`", "`digit_cnn`", "`digits_cnn`"]),
     "unknown back end": (["--set", "backend=sequentail"], ["`backend`", "`sequentail`", "`sequential`"]),

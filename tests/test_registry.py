@@ -44,6 +44,20 @@ class TestRegistry:
             COLOURS["gren"]
         assert str(error.value) == "`gren` is not among the colours; did you mean `green`?"
 
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("FedMate+", "fedmate_plus"),
+            ("fedmate+", "fedmate_plus"),
+            ("LG-FedAvg", "lg_fedavg"),
+            ("FT FedAvg", "ft_fedavg"),
+        ],
+    )
+    def test_a_name_as_papers_write_it_answers_with_ours(self, name: str, meant: str) -> None:
+        assert nearest(name, ["fedavg", "fedmate", "fedmate_plus", "ft_fedavg", "lg_fedavg"]) == (
+            f"did you mean `{meant}`?"
+        )
+
     def test_an_unknown_name_far_from_all_lists_them(self) -> None:
         with pytest.raises(UserError) as error:
             COLOURS["xyz"]

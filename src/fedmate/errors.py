@@ -31,10 +31,19 @@ class StoppedError(FedmateError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the known word closest to `name`, or all of them."""
     names = sorted(known)
-    folded = {other.casefold(): other for other in reversed(names)}
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
-        folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
-    ]
-    if close:
-        return f"did you mean `{close[0]}`?"
+    close = closest(name, names)
+    if close is not None:
+        return f"did you mean `{close}`?"
     return f"known are {', '.join(f'`{other}`' for other in names)}." if names else "none exist."
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known word closest to `name`, or `None` if none is close."""
+    spelled = {_spelled(other): other for other in sorted(known, reverse=True)}
+    found = difflib.get_close_matches(_spelled(name), spelled, n=1, cutoff=0.6)
+    return spelled[found[0]] if found else None
+
+
+def _spelled(word: str) -> str:
+    """Return a word as names are written here: FedMate+ is `fedmate_plus`, LG-FedAvg `lg_fedavg`."""
+    return word.casefold().replace("+", "_plus").replace("-", "_").replace(" ", "_")

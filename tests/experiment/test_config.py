@@ -171,7 +171,10 @@ def test_saying_the_same_name_again_drops_nothing() -> None:
 
 def test_the_other_names_key_is_refused_in_the_layer_that_changes_the_name() -> None:
     sentence = refused({"partition": {"name": "iid", "share": 20}})
-    assert sentence.startswith("`partition.share` in layer 0 is not an option;")
+    assert sentence == (
+        "`partition.share` in layer 0 is not an option of `iid`; it is one of `share`: leave it out, or choose one "
+        "that has it."
+    )
 
 
 def test_a_typo_is_refused_even_if_the_name_changes_later() -> None:
@@ -353,6 +356,15 @@ def test_a_value_and_keys_at_once_are_refused_in_either_order(assignments: list[
         ({"trainig": {"epochs": 3}}, ["`[trainig]` in layer 0", "did you mean `training`?"]),
         ({"xyz": {}}, ["`[xyz]` in layer 0", "known are `dataset`, `method`, `model`, `partition`, `training`."]),
         ({"rounds": {"x": 3}}, ["`[rounds]` in layer 0", "not a section"]),
+        ({"method": {"alpha": 3}}, ["`method.alpha` in layer 0 is not an option of", "mean `partition.alpha`?"]),
+        (
+            {"method": {"name": "fedavg", "centre_weight": 3}},
+            ["is not an option of `fedavg`; it is one of `fedmate` and `fedmate_plus`: leave it out, or choose"],
+        ),
+        (
+            {"method": {"name": "fedavg", "classifier_learning_rate": 3}},
+            ["of `fedavg`; it is one of `fedmate`, `fedmate_plus` and 2 others: "],
+        ),
         ({"training": {"epoch": 3}}, ["`training.epoch` in layer 0", "did you mean `epochs`?"]),
         ({"method": "fedavg"}, ["`method` in layer 0", "'fedavg'", "`[method]`"]),
         ({"method": {"name": 3}}, ["`method.name` in layer 0", "3", "a string"]),

@@ -100,18 +100,22 @@ def test_a_data_set_without_an_entry_is_refused_with_those_that_have_one(found: 
     sentence = refused({"method": {"preset": "tuned"}, "dataset": {"name": "mnist"}})
     assert sentence == (
         "`method.preset` in layer 0 is 'tuned', but `fedrep` was tuned on `cifar10` and `digits` only, not on `mnist`; "
-        "leave it out, or see `fedmate tune fedrep`, which needs a data set with a test split."
+        "leave it out, or run `fedmate tune fedrep` on data with a test split of its own (`digits` has none)."
     )
 
 
 def test_a_method_without_an_entry_is_refused(found: Path) -> None:
     sentence = refused({"method": {"name": "ditto", "preset": "tuned"}})
-    assert "`ditto` was tuned on no data set; leave it out, or see `fedmate tune ditto`" in sentence
+    assert "`ditto` was tuned on no data set; leave it out, or run `fedmate tune ditto`" in sentence
 
 
 def test_another_preset_is_answered_with_those_of_the_data_set(found: Path) -> None:
     assert "use `authors` or `tuned`." in refused({"method": {"preset": "tunde"}})
     assert "use `authors`." in refused({"method": {"preset": "tunde"}, "dataset": {"name": "mnist"}})
+    assert "it has none on `mnist`, only `tuned` on `digits`: leave it out." in refused(
+        {"method": {"name": "fedper", "preset": "tunde"}, "dataset": {"name": "mnist"}}
+    )
+    assert refused({"method": {"name": "local", "preset": "tunde"}}).endswith("; it has none: leave it out.")
 
 
 def test_a_wrong_data_set_is_what_is_complained_of(found: Path) -> None:

@@ -155,12 +155,19 @@ def test_patterns_choose_cells(grid: Grid, patterns: list[str], keys: list[str])
     assert [cell.key for cell in grid.cells(Wanted(patterns=patterns))] == keys
 
 
-def test_patterns_that_fit_nothing_are_answered_with_what_there_is(grid: Grid) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("Even/rep", "did you mean `even/rep`?"),
+        ("skewd/*", "did you mean `skewed/*`?"),
+        ("*/avgs", "did you mean `*/avg`?"),
+        ("harmony", "columns are `skewed`, `even`, rows `rep`, `avg`."),
+    ],
+)
+def test_patterns_that_fit_nothing_are_answered_with_what_there_is(grid: Grid, pattern: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
-        grid.check_patterns(["even/*", "Even/rep"])
-    assert str(caught.value) == (
-        "`--cells` got `Even/rep`, which no `column/row` fits; columns are `skewed`, `even`, rows `rep`, `avg`."
-    )
+        grid.check_patterns(["even/*", pattern])
+    assert str(caught.value) == f"`--cells` got `{pattern}`, which no `column/row` fits; {hint}"
 
 
 def test_a_column_offers_what_may_stand_in_for_its_data_set(grid: Grid) -> None:
@@ -233,7 +240,7 @@ MISTAKES = {
     ),
     "option of a row": (
         changed("classifier_epochs", "classifier_epoch"),
-        "`method.classifier_epoch` in [rows.rep] of `mine` is not an option; did you mean `classifier_epochs`?",
+        "`method.classifier_epoch` in [rows.rep] of `mine` is not an option of `fedrep`; did you mean",
     ),
     "value of a row": (changed("0.25", "-0.25"), "`training.learning_rate` is -0.25"),
     "value of a column": (

@@ -10,7 +10,7 @@ import torch
 from tests.reproduce.small import Run, column, grid_of, kept_of, outcome_of, row
 
 from fedmate.reproduce.grid import Wanted
-from fedmate.reproduce.outcome import OTHER_VERSION, Figure, Outcome, over_seeds
+from fedmate.reproduce.outcome import OTHER_VERSION, Figure, Outcome, listed, over_seeds
 from fedmate.reproduce.store import Store
 
 FEDAVG, FT, FEDREP = row("fedavg"), row("ft", view="post", method={"name": "fedavg"}), row("fedrep", view="post")
@@ -148,6 +148,10 @@ def test_what_is_not_run_is_named_with_its_columns_unless_it_is_all_of_them() ->
     runs = {"s10/fedavg": [done], "s70/fedrep": [done], "s70/local": [done]}
     (note,) = outcome_of(grid_of([S10, S70], rows), runs).notes()
     assert note == "not run, seed 0: fedrep, local (s10); ditto; fedavg (s70)"
+
+
+def test_names_that_hold_a_comma_can_be_told_from_their_neighbours() -> None:
+    assert listed(["FedPAC", "FedPAC, calibrated", "Local"]) == "FedPAC, `FedPAC, calibrated`, Local"
 
 
 def test_a_comparison_is_made_on_the_seeds_that_all_rows_have() -> None:

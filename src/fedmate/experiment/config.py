@@ -208,21 +208,33 @@ def check_shape(layer: Layer) -> None:
         elif isinstance(value, dict):
             raise UserError(f"`[{key}]` in {layer.source} is not a section; {nearest(key, sections)}")
         elif key not in options_of(General):
-            hint = _section_of(key) or nearest(key, [*options_of(General), *sections])
+            hint = elsewhere(key) or nearest(key, [*options_of(General), *sections])
             raise UserError(f"`{key}` in {layer.source} is not a key; {hint}")
 
 
-def _section_of(key: str) -> str | None:
-    """Return a hint where a key belongs that stands outside any section, if it is an option of something."""
-    if key in options_of(Training):
-        return f"did you mean `training.{key}`?"
-    for section, table in NAMED_SECTIONS.items():
-        for name in table.names():
-            # A package that cannot be loaded is not what the user asked about.
-            with suppress(UserError):
-                if key in options_of(table[name]):
-                    return f"did you mean `{section}.{key}`?"
-    return None
+def elsewhere(key: str, section: str = "") -> str | None:
+    """Return a hint what else a key is an option of, if it is one: a spelling like it would set something else."""
+    names = _rows_with(key, section) if section in NAMED_SECTIONS else []
+    if names:
+        return f"it is one of {_some(names)}: leave it out, or choose one that has it."
+    sections = ["training"] if key in options_of(Training) else [s for s in NAMED_SECTIONS if _rows_with(key, s)]
+    return f"did you mean `{sections[0]}.{key}`?" if sections else None
+
+
+def _rows_with(key: str, section: str) -> list[str]:
+    table, names = NAMED_SECTIONS[section], list[str]()
+    for name in table.names():
+        # A package that cannot be loaded is not what the user asked about.
+        with suppress(UserError):
+            names += [name] * (key in options_of(table[name]))
+    return names
+
+
+def _some(names: Iterable[str]) -> str:
+    """Name all of a few, and the first of many."""
+    words = [f"`{name}`" for name in names]
+    words = words if len(words) <= 3 else [*words[:2], f"{len(words) - 2} others"]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:
@@ -277,7 +289,7 @@ def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]
         if chosen != name:
             options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
             name = chosen
-        options |= _typed(section, cls, given, layer.source)
+        options |= _typed(section, cls, given, layer.source, f" of `{name}`")
     check_options(section, cls, options)
     spelled = {key: options.get(key, field.default) for key, field in options_of(cls).items()}
     return Section(name, spelled)
@@ -303,21 +315,22 @@ def _preset(section: str, name: str, preset: object, dataset: str, source: str) 
         return dict(presets[str(preset)])
     place = f"`{section}.preset` in {source} is {preset!r}"
     if section == "method" and preset == TUNED:
-        others = " and ".join(f"`{other}`" for other in found)
-        where = f"on {others} only, not on `{dataset}`" if found else "on no data set"
-        advice = f"leave it out, or see `fedmate tune {name}`, which needs a data set with a test split"
+        where = f"on {_some(found)} only, not on `{dataset}`" if found else "on no data set"
+        advice = f"leave it out, or run `fedmate tune {name}` on data with a test split of its own (`digits` has none)"
         raise UserError(f"{place}, but `{name}` was tuned {where}; {advice}.")
-    known = f"use {' or '.join(f'`{known}`' for known in sorted(presets))}" if presets else "it has none: leave it out"
+    none = f"it has none on `{dataset}`, only `{TUNED}` on {_some(found)}" if found else "it has none"
+    known = f"use {' or '.join(f'`{known}`' for known in sorted(presets))}" if presets else f"{none}: leave it out"
     raise UserError(f"{place}, which `{name}` does not have; {known}.")
 
 
-def _typed(section: str, cls: type, values: Values, source: str) -> Values:
-    """Check keys and types of a section's values."""
+def _typed(section: str, cls: type, values: Values, source: str, of: str = "") -> Values:
+    """Check keys and types of a section's values; `of` says of which row."""
     known = options_of(cls)
     for key in values:
         if key not in known:
             place = f"{section}.{key}" if section else key
-            raise UserError(f"`{place}` in {source} is not an option; {nearest(key, known)}")
+            hint = elsewhere(key, section) or nearest(key, known)
+            raise UserError(f"`{place}` in {source} is not an option{of}; {hint}")
     return {key: _value(section, cls, key, value, source) for key, value in values.items()}
 
 

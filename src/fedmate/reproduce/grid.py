@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple, final
 
-from fedmate.errors import UserError
+from fedmate.errors import UserError, closest
 from fedmate.experiment.config import (
     DEFAULT_NAMES,
     Experiment,
@@ -170,12 +170,13 @@ class Grid:
     def check_patterns(self, patterns: Sequence[str]) -> None:
         """Raise `UserError` if one of the patterns fits no cell."""
         keys = [f"{column.key}/{row.key}" for column in self.columns for row in self.rows]
+        whole = [*(f"{column.key}/*" for column in self.columns), *(f"*/{row.key}" for row in self.rows)]
         for pattern in patterns:
             if not any(fnmatchcase(key, pattern) for key in keys):
                 columns, rows = (", ".join(f"`{one.key}`" for one in kind) for kind in (self.columns, self.rows))
-                raise UserError(
-                    f"`--cells` got `{pattern}`, which no `column/row` fits; columns are {columns}, rows {rows}."
-                )
+                close = closest(pattern, [*keys, *whole])
+                hint = f"did you mean `{close}`?" if close else f"columns are {columns}, rows {rows}."
+                raise UserError(f"`--cells` got `{pattern}`, which no `column/row` fits; {hint}")
 
     def check(self) -> None:
         """Raise `UserError` unless every row, every column and every data set that may stand in can be used."""

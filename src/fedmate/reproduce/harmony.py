@@ -10,7 +10,7 @@ from fedmate.report.figures import Picture
 from fedmate.report.sheets import Sheet
 from fedmate.report.tradeoffs import Plane, Spot, Tradeoff
 from fedmate.reproduce.grid import Column, Row
-from fedmate.reproduce.outcome import Figure, Outcome, over_seeds
+from fedmate.reproduce.outcome import Figure, Outcome, listed, over_seeds
 from fedmate.reproduce.pictures import run_with, title_of
 from fedmate.reproduce.sheets import BOTH_TESTS, Group, comparable, dressed, label, name_for
 
@@ -90,7 +90,7 @@ def _missing(outcome: Outcome, column: Column, drawn: Sequence[str]) -> list[str
         diverged = any(one.diverged_in is not None for one in kept)
         reason = "diverged" if diverged else f"without figures in the view `{row.view}`" if kept else "not run"
         why.setdefault(reason, []).append(row.name)
-    return [f"left out, {reason}: {', '.join(names)}" for reason, names in why.items()]
+    return [f"left out, {reason}: {listed(names)}" for reason, names in why.items()]
 
 
 def _picture(group: Group, column: Column, standings: Sequence[Standing], front: Sequence[int]) -> Picture:

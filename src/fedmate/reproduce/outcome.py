@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -198,7 +198,7 @@ class Outcome:
             by_columns.setdefault(tuple(columns), []).append(row)
         for columns, names in by_columns.items():
             where = "" if {column.name for column in self.columns} <= {*columns} else f" ({'; '.join(columns)})"
-            yield f"{', '.join(names)}{where}"
+            yield f"{listed(names)}{where}"
 
     def _unmeasured(self) -> list[str]:
         """Name the rows whose cells lack what the grid asks of them besides figures."""
@@ -251,6 +251,11 @@ class Outcome:
         unlike = [key for key, found in dealt.items() if len(found) > 1]
         notes = [f"{column}, seed {seed}: the rows were dealt different samples" for column, seed in unlike]
         return notes + [f"{key}: the cells have different data" for key, found in data.items() if len(found - {""}) > 1]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names with commas between, and marks around those that hold one themselves."""
+    return ", ".join(f"`{name}`" if "," in name else name for name in names)
 
 
 def _seeds(seeds: Sequence[int]) -> str:

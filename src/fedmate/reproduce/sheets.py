@@ -249,7 +249,8 @@ def _views(outcome: Outcome, column: Column) -> Sheet:
         for row in rows
         if (row.view, column.test) in looks
     }
-    notes = [OVER_CLIENTS, BOTH_TESTS, "bold: the view and test of the published row; -: no such view"]
+    whose = "of the published row" if _has_paper(outcome, column) else "that are compared"
+    notes = [OVER_CLIENTS, BOTH_TESTS, f"bold: the view and test {whose}; -: no such view"]
     sheet = Sheet(
         name_for("views", column), f"every view, {label(column)}", head, cells, notes, frozenset(bold), groups
     )
