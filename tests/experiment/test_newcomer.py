@@ -229,7 +229,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "words for samples": ({"x": X.astype(str), "y": Y}, "n.npz:x` holds <U32 values; give an array of numbers."),
     "a strange label": ({"x": X, "y": Y + 1}, "n.npz:y` holds the label 3, which is no class of the run; number the"),
     "a strange name": ({"x": X, "y": ["dog"] * 10}, "n.npz:y` holds the label `dog`, which is no class of the run; "),
-    "objects": ({"x": X, "y": np.array([None] * 10)}, "n.npz` is not a file of numpy's numbers (Object arrays cannot"),
+    "objects": ({"x": X, "y": np.array([None] * 10)}, "n.npz` holds Python objects, which are not read; "),
 }
 
 
@@ -285,7 +285,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         assert f"`{tmp_path / name}` does not exist; give" in refused(tmp_path / name)
     assert refused(tmp_path / "n.xlsx") == f"`{tmp_path / 'n.xlsx'}` ends in `.xlsx`; give an `.npz` or `.csv` file."
     (tmp_path / "folder.npz").mkdir()
-    assert "cannot be read" in refused(tmp_path / "folder.npz")
+    assert refused(tmp_path / "folder.npz").endswith("is a folder; give the path of a file that can be read.")
+    (tmp_path / "folder").mkdir()
+    assert refused(tmp_path / "folder").endswith("is a folder; give an `.npz` or `.csv` file.")
     (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
     assert "is not a file of numpy's numbers" in refused(tmp_path / "text.npz")
     (tmp_path / "picture.csv").write_bytes(b"\x89PNG\xff\xfe")

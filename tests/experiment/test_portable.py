@@ -508,13 +508,15 @@ def test_files_of_numpy_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.npy").write_bytes(b"")
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'sh")
     (tmp_path / "torn.npz").write_bytes((tmp_path / "two.npz").read_bytes()[:-30])
+    (tmp_path / "text.npy").write_text("1,2\n", encoding="utf-8")
     (tmp_path / "folder.npy").mkdir()
+    (tmp_path / "folder").mkdir()
     (tmp_path / "zip.npy").write_bytes((tmp_path / "two.npz").read_bytes())
     np.save(tmp_path / "plain.npy", np.zeros(2))
     (tmp_path / "plain.npz").write_bytes((tmp_path / "plain.npy").read_bytes())
     expected = {
-        "bomb.npy": "is not a file of numpy's numbers (Object arrays",
-        "bomb.npz": "is not a file of numpy's numbers (Object arrays",
+        "bomb.npy": "holds Python objects, which are not read; save plain numbers, with `numpy.save`.",
+        "bomb.npz": "holds Python objects, which are not read; save plain numbers, and words with",
         "two.npz": "holds `a`, `b`; call the array of samples `x`",
         "none.npz": "is another kind of file than its name says",
         "words.npy": "holds <U1 values",
@@ -522,13 +524,15 @@ def test_files_of_numpy_that_cannot_be_read(tmp_path: Path) -> None:
         "empty.npy": "is not a file of numpy's numbers",
         "torn.npy": "is not a file of numpy's numbers",
         "torn.npz": "is not a file of numpy's numbers",
-        "folder.npy": "cannot be read (Is a directory)",
+        "folder.npy": "is a folder; give the path of a file",
+        "folder": "is a folder; give a `.npy`, `.npz` or `.csv` file.",
+        "text.npy": "is not a file of numpy's numbers (but Python objects, which are not read, or something else)",
         "zip.npy": "is another kind of file than its name says",
         "plain.npz": "is another kind of file than its name says",
         "missing.npy": "does not exist",
         "missing.csv": "does not exist",
         "x.txt": "ends in `.txt`",
-        "x": "ends in ``",
+        "x": "has no ending",
     }
     for name, found in expected.items():
         text = sentence(read_array, tmp_path / name)

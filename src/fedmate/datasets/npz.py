@@ -43,12 +43,23 @@ def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        # A damaged file makes numpy's parsers, and those below them, raise almost anything.
-        reason = str(error).splitlines()[0][:LONGEST] if str(error) else type(error).__name__
         kind = "save" if path.suffix.lower() == ".npy" else "savez"
+        if str(error).startswith("Object arrays"):
+            words = ", and words with `.astype(str)`" if kind == "savez" else ""
+            raise UserError(
+                f"`{path}` holds Python objects, which are not read; save plain numbers{words}, with `numpy.{kind}`."
+            ) from None
         raise UserError(
-            f"`{path}` is not a file of numpy's numbers ({reason}); write it with `numpy.{kind}`."
+            f"`{path}` is not a file of numpy's numbers ({_reason(error)}); write it with `numpy.{kind}`."
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Say why a file is not read: one that is damaged makes numpy's parsers, and those below, raise almost anything."""
+    if "allow_pickle" in str(error):
+        # It takes whatever it does not know for objects, and says how they could be read, which is not safe.
+        return "but Python objects, which are not read, or something else"
+    return str(error).splitlines()[0][:LONGEST] if str(error) else type(error).__name__
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ def read_array(path: Path) -> NDArray[Any]:
             return as_numbers(str(path), _load(path)[""])
         case ".npz":
             return as_numbers(str(path), _choose(path, _load(path)))
-    raise UserError(f"`{path}` ends in `{path.suffix}`; give a `.npy`, `.npz` or `.csv` file.")
+    raise of_no_kind(path, "a `.npy`, `.npz` or `.csv` file")
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -150,6 +151,12 @@ def _check_separator(path: Path, rows: list[list[str]]) -> None:
             )
 
 
+def of_no_kind(path: Path, wanted: str) -> UserError:
+    """Return what to say about a path whose ending is that of no file that is wanted."""
+    ending = f"ends in `{path.suffix}`" if path.suffix else "has no ending"
+    return UserError(f"`{path}` {'is a folder' if os.path.isdir(path) else ending}; give {wanted}.")
+
+
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file of numpy's by name; the one of an `.npy` file has none."""
     try:
@@ -172,8 +179,10 @@ def _choose(path: Path, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
-    reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
-    return UserError(f"`{path}` {reason}; give a `.npy`, `.npz` or `.csv` file.")
+    # Its ending is one that is taken, or nobody would have tried to read it.
+    reasons = {FileNotFoundError: "does not exist", IsADirectoryError: "is a folder"}
+    reason = reasons.get(type(error), f"cannot be read ({error.strerror or error})")
+    return UserError(f"`{path}` {reason}; give the path of a file that can be read.")
 
 
 def _is_header(row: list[str], *, alone: bool) -> bool:

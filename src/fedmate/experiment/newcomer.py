@@ -13,7 +13,7 @@ from fedmate.datasets import Samples, hold_back
 from fedmate.datasets.given import Pool, as_numbers
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.card import Card
-from fedmate.experiment.inputs import Table, as_samples, excerpt, read_arrays, read_table
+from fedmate.experiment.inputs import Table, as_samples, excerpt, of_no_kind, read_arrays, read_table
 
 LABEL = "label"
 """The column of a CSV file that holds the classes."""
@@ -51,7 +51,7 @@ def read_newcomer(data: Pool | Path, card: Card, seed: int) -> Newcomer:
     elif data.suffix.lower() == ".npz":
         name, (train, test) = str(data), _from_arrays(data, card)
     else:
-        raise UserError(f"`{data}` ends in `{data.suffix}`; give an `.npz` or `.csv` file.")
+        raise of_no_kind(data, "an `.npz` or `.csv` file")
     return _split(name, train, seed) if test is None else Newcomer(train, test, held_back=False)
 
 

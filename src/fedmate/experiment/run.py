@@ -78,9 +78,11 @@ def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
     summary = summarise(built, metrics, asdict(progress.standing))
     recorder.finish(summary, client_rows(built.federation, metrics))
     if diverged is not None:
+        # Momentum lengthens the server's steps as a learning rate does.
+        more = " and `method.server_momentum`" if built.experiment.method.options.get("server_momentum") else ""
         raise DivergedError(
             f"every client that took part diverged in round {diverged} (a loss or an upload is not finite); lower the "
-            "learning rates."
+            f"learning rates{more}."
         )
     return summary
 

@@ -28,7 +28,8 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     title = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds, seed {first['seed']}"
     caption = (
         "accuracy in percent, mean over clients; * headline view; MB over all clients\n"
-        "own: classes as at the client, which calibrated models are told"
+        "balanced: all classes weigh alike; own: as at the client, and a model with prior\n"
+        "calibration is given the client's class shares there"
     )
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
