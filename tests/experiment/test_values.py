@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from fedmate.errors import UserError
@@ -56,6 +57,21 @@ def test_a_whole_number_becomes_the_number_that_is_asked_for() -> None:
     assert type(taken) is float
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("whole", np.int64(3), int),
+        ("real", np.int64(3), float),
+        ("real", np.float32(3), float),
+        ("cap", np.uint8(3), int),
+    ],
+)
+def test_numpys_numbers_are_numbers(key: str, value: Any, kind: type) -> None:
+    taken = check(key, value)
+    assert taken == 3
+    assert type(taken) is kind
+
+
 @pytest.mark.parametrize("form", [list, tuple])
 @pytest.mark.parametrize(
     ("key", "values"), [("names", ["a", "b"]), ("sizes", [1, -2]), ("numbers", [0.5, 1.5]), ("names", [])]
@@ -86,6 +102,8 @@ def test_limits_are_checked_elsewhere() -> None:
         ("whole", 2.0, "the number 2.0", "a whole number"),
         ("whole", True, "the truth value true", "a whole number"),
         ("whole", "3", "the string '3'", "a whole number"),
+        ("whole", np.float64(3), "3.0", "a whole number"),
+        ("real", np.bool_(True), "True", "a number"),
         ("whole", [3], "the list [3]", "a whole number"),
         ("real", "fast", "the string 'fast'", "a number"),
         ("real", False, "the truth value false", "a number"),

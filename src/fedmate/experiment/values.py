@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import types
 import typing
 from typing import Any
@@ -49,19 +50,22 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
     raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {expected}.")
 
 
+_KINDS: dict[type, type] = {int: numbers.Integral, float: numbers.Real}
+
+
 def _is_a(kind: type, value: Any) -> bool:
-    """Tell whether a value is of a kind; a whole number is a number, too, and a truth value is neither."""
+    """Tell whether a value is of a kind; a whole number is a number, too, also one of numpy's; no truth value is."""
     if isinstance(value, bool):
         return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    return isinstance(value, _KINDS.get(kind, kind))
 
 
 def _as(kind: type, value: Any) -> Any:
     """Return a value of a kind as that kind."""
     if kind is float:
         # A whole number may be too large for a float; the option's limits then refuse infinity.
-        return float(value) if isinstance(value, float) or abs(value) < 2**1023 else math.inf
-    return value
+        return float(value) if not isinstance(value, int) or abs(value) < 2**1023 else math.inf
+    return int(value) if kind is int else value
 
 
 def _word(kind: Any) -> str:
