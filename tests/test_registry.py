@@ -49,12 +49,13 @@ class TestRegistry:
         [
             ("FedMate+", "fedmate_plus"),
             ("fedmate+", "fedmate_plus"),
+            ("FedPAC+", "fedpac"),
             ("LG-FedAvg", "lg_fedavg"),
             ("FT FedAvg", "ft_fedavg"),
         ],
     )
     def test_a_name_as_papers_write_it_answers_with_ours(self, name: str, meant: str) -> None:
-        assert nearest(name, ["fedavg", "fedmate", "fedmate_plus", "ft_fedavg", "lg_fedavg"]) == (
+        assert nearest(name, ["fedavg", "fedmate", "fedmate_plus", "fedpac", "ft_fedavg", "lg_fedavg"]) == (
             f"did you mean `{meant}`?"
         )
 

@@ -40,10 +40,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known word closest to `name`, or `None` if none is close."""
     spelled = {_spelled(other): other for other in sorted(known, reverse=True)}
+    # Of what is close a whole match is the closest: FedMate+ is `fedmate_plus`, and FedPAC+ rather `fedpac`.
+    if plus := spelled.get(_spelled(name.replace("+", "_plus"))):
+        return plus
     found = difflib.get_close_matches(_spelled(name), spelled, n=1, cutoff=0.6)
     return spelled[found[0]] if found else None
 
 
 def _spelled(word: str) -> str:
-    """Return a word as names are written here: FedMate+ is `fedmate_plus`, LG-FedAvg `lg_fedavg`."""
-    return word.casefold().replace("+", "_plus").replace("-", "_").replace(" ", "_")
+    """Return a word as names are written here: LG-FedAvg is `lg_fedavg`."""
+    return word.casefold().replace("-", "_").replace(" ", "_")
