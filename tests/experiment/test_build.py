@@ -264,7 +264,11 @@ def test_what_is_said_about_calibration() -> None:
     assert notes(2, absent_share=0.1) == [
         "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
     ]
-    assert notes(2, absent_share=0.1, calibration=1.0) == notes(4, own_prior=True) == notes(4) == []
+    assert notes(2, absent_share=0.1, calibration=1.0) == notes(2, own_prior=True) == notes(4) == []
+    assert notes(3, own_prior=True) == [
+        "`method.own_prior` is on, and 1 client holds one class: there `own` accuracy of a model that all share is "
+        "100 % whatever the model is."
+    ]
     assert notes(2, absent_share=0.6, calibration=1.0) == [
         "`method.absent_share` is 0.6, but there are clients of which a class has a share of 0.5: one that they lack "
         "counts for more."

@@ -192,7 +192,7 @@ def _calibration_notes(method: Method, federation: Federation) -> list[str]:
         return []
     if not method.calibration:
         ignored = "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
-        return [ignored] * bool(method.absent_share)
+        return [ignored] * bool(method.absent_share) + _single_class_notes(method, federation) * method.own_prior
     ignored = "`method.own_prior` is on beside `method.calibration`, which does the same: it changes nothing."
     return [ignored] * method.own_prior + _absent_notes(method, federation) + _single_class_notes(method, federation)
 
@@ -214,14 +214,17 @@ def _single_class_notes(method: Calibrated, federation: Federation) -> list[str]
     whom = "1 client holds" if alone == 1 else f"{alone} clients hold"
     if alone == len(federation.clients):
         whom = "all clients hold"
-    # Where classes that a client lacks count as rare, it learns that it does not hold them.
-    nothing = (
-        "" if method.absent_share else "class shares explain every label, so that cross-entropy teaches nothing, and "
-    )
-    return [
-        f"`method.calibration` is on, and {whom} one class: there {nothing}`own` accuracy is 100 % whatever the model "
-        "is."
-    ] * bool(alone)
+    if not method.calibration:
+        note = f"`method.own_prior` is on, and {whom} one class: there `own` accuracy of a model that all share is"
+    elif method.absent_share:
+        # Classes that a client lacks count as rare, so it learns that it does not hold them.
+        note = f"`method.calibration` is on, and {whom} one class: there `own` accuracy is"
+    else:
+        note = (
+            f"`method.calibration` is on, and {whom} one class: there class shares explain every label, so that "
+            "cross-entropy teaches nothing, and `own` accuracy is"
+        )
+    return [f"{note} 100 % whatever the model is."] * bool(alone)
 
 
 def check_min_clients(general: General, clients: int) -> None:

@@ -82,7 +82,7 @@ class Prior:
         # What would be printed as 0.0 % is left out, unless there is nothing else.
         least = min(0.0005, max(shares))
         likely = sorted((k for k in range(len(shares)) if shares[k] >= least), key=lambda k: -shares[k])
-        listed = _some([f"`{class_names[k]}` {100 * shares[k]:.1f} %" for k in likely])
+        listed = _first([f"`{class_names[k]}` {100 * shares[k]:.1f} %" for k in likely])
         ruled_out = shares.count(0)
         without = f"; {ruled_out} class{'es' * (ruled_out > 1)} ruled out" * bool(ruled_out)
         unheld = [class_names[k] for k in self._unheld(samples)]
@@ -209,11 +209,11 @@ class Calibration:
 NO_CALIBRATION = Calibration()
 
 
-def _some(words: Sequence[str]) -> str:
+def _first(words: Sequence[str]) -> str:
     """Return the first of them with commas between, and how many more there are.
 
     Example:
-        >>> _some("abcdefg")
+        >>> _first("abcdefg")
         'a, b, c, d, e, 2 more'
     """
     return ", ".join(words[:SHOWN]) + f", {len(words) - SHOWN} more" * (len(words) > SHOWN)
@@ -223,7 +223,7 @@ def _foreign(class_names: Sequence[str]) -> str:
     """Return a sentence about classes that a client's model is asked for, though the client holds none of them."""
     if not class_names:
         return ""
-    listed, them = _some([f"`{name}`" for name in class_names]), "them" if len(class_names) > 1 else "it"
+    listed, them = _first([f"`{name}`" for name in class_names]), "them" if len(class_names) > 1 else "it"
     return f" The client has no sample of {listed}: what the model knows of {them} can only come from others."
 
 

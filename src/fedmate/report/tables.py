@@ -17,7 +17,7 @@ MEANINGS = {
     "after": "the same model after one local update on the training samples",
     "global": "the aggregated model of the run",
     "balanced": "all classes weigh alike",
-    "own": "classes weigh as in the training samples, and a calibrated model is told so",
+    "own": "classes weigh as in the training samples, as a model with a prior is told",
 }
 """What the words in a newcomer's table mean."""
 
@@ -25,11 +25,11 @@ MEANINGS = {
 def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     """Return a table with a row per run: accuracy in percent by view and test, bytes, time."""
     first = summaries[0]
-    title = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds, seed {first['seed']}"
+    title = f"{first['dataset']}, {first['clients']} clients, {_rounds(first)}, seed {first['seed']}"
     caption = (
         "accuracy in percent, mean over clients; * headline view; MB over all clients\n"
-        "balanced: all classes weigh alike; own: as at the client, and a model with prior\n"
-        "calibration is given the client's class shares there"
+        "balanced: all classes weigh alike; own: as at the client, whose class shares\n"
+        "models with `calibration` or `own_prior` are given there"
     )
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
@@ -44,6 +44,10 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
         megabytes = [_short(summary[key] / 1e6) for key in ("bytes_up", "bytes_down")]
         table.add_row(summary["method"], *cells, *megabytes, _short(summary["seconds"]))
     return table
+
+
+def _rounds(summary: Mapping[str, Any]) -> str:
+    return f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
 
 
 def newcomers(summaries: Sequence[dict[str, Any]]) -> Table | None:
