@@ -131,6 +131,8 @@ def test_show_runs_nothing(grid: Path, tmp_path: Path) -> None:
     text = call(str(grid), "--out", str(out), "--show", "--quick")
     assert "FedAvg" in text
     assert len(list((out / "cells").iterdir())) == 2
+    with pytest.raises(UserError, match="or ask with the `--quick`, `--settings` and `--cells` that it was run with"):
+        call(str(grid), "--out", str(out), "--show")
 
 
 def test_cells_of_another_machine_are_taken_over(grid: Path, tmp_path: Path) -> None:
@@ -140,6 +142,26 @@ def test_cells_of_another_machine_are_taken_over(grid: Path, tmp_path: Path) -> 
     assert "new here 1, here already 0" in text
     assert "2 cells, 1 of them finished" in text
     assert "1/1 skewed/local" in text
+
+
+def test_what_cannot_be_taken_over_is_said_before_the_night_and_below_the_tables(grid: Path, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    call(str(grid), "--out", str(theirs), "--cells", "skewed/fedavg")
+    (theirs / "cells" / "broken.json").write_text("{")
+    words = [str(grid), "--out", str(ours), "--merge", str(theirs), "--cells", "skewed/fedavg"]
+    said = f"Left out: `{theirs / 'cells' / 'broken.json'}` cannot be read"
+    text = call(*words)
+    assert text.index(said) < text.index("1 cell, 1 of them finished") < text.rindex(said)
+    text = call(*words, "--show")
+    assert text.index("Saved: ") < text.index(said) == text.rindex(said)
+
+
+def test_a_run_is_no_store_of_cells(grid: Path, tmp_path: Path) -> None:
+    """Nor is a file of it one that should be removed."""
+    call(str(grid), "--out", str(tmp_path / "out"), "--cells", "skewed/fedavg")
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    with pytest.raises(UserError, match="where no cells are; name a folder that `fedmate reproduce` made"):
+        call(str(grid), "--out", str(tmp_path / "ours"), "--merge", str(run))
 
 
 def test_one_cell_that_fails_ends_in_status_1_with_the_rest_shown(grid: Path, tmp_path: Path) -> None:
@@ -220,8 +242,8 @@ def test_what_will_be_missing_is_said_first(grid: Path, tmp_path: Path, monkeypa
 
 
 def test_what_is_in_the_way_is_not_overwritten(grid: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "out" / "small" / "accuracy.md"
-    mine.parent.mkdir(parents=True)
+    mine = tmp_path / "out" / "small"
+    mine.parent.mkdir()
     mine.write_text("mine")
     with pytest.raises(UserError, match="in the way"):
         call(str(grid), "--out", str(tmp_path / "out"))
@@ -229,6 +251,21 @@ def test_what_is_in_the_way_is_not_overwritten(grid: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out" / "runs").exists()
     with pytest.raises(UserError, match="no folder can be made"):
         call(str(grid), "--out", str(mine))
+
+
+def test_what_cannot_be_written_is_named_and_what_can_is_saved(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [str(grid), "--out", str(out), "--cells", "skewed/*", "--quick"]
+    folder = out / "small-quick"
+    folder.mkdir(parents=True)
+    (folder / "accuracy.md").write_text("mine")
+    (folder / "figures.csv").mkdir()
+    text = call(*words, status=1)
+    assert f"not everything is saved, for `{folder / 'figures.csv'}` cannot be written (Is a directory)." in text
+    assert "(accuracy" in text[text.index("Saved: ") :]
+    assert (folder / "accuracy.yours.md").read_text() == "mine"
+    (folder / "figures.csv").rmdir()
+    assert "cannot be written" not in call(*words)
 
 
 def test_a_table_that_somebody_changed_is_kept_beside_the_new_one(grid: Path, tmp_path: Path) -> None:
@@ -267,7 +304,10 @@ def test_tables_that_cannot_be_saved_are_shown(grid: Path, tmp_path: Path, monke
     monkeypatch.setattr("fedmate.storage.replace_by_parts", refuse)
     text = call(*words, "--show")
     assert "FedAvg" in text
-    assert f"nothing is saved, for `{out / 'small-quick'}` cannot be written (Read-only file system)." in text
+    assert (
+        f"nothing is saved, for `{out / 'small-quick' / 'accuracy.md'}` cannot be written (Read-only file system)."
+        in text
+    )
     assert "Saved:" not in text
     assert "FedAvg" in call(*words, status=1)
 
@@ -300,7 +340,7 @@ def test_a_file_that_cannot_be_written_does_not_hide_those_that_were(grid: Path,
         path.unlink()
     (out / "small-quick" / "curves.svg").mkdir()
     text = " ".join(call(*words, status=1).split())
-    assert f"not everything is saved, for a file in `{out / 'small-quick'}` cannot be written (" in text
+    assert f"not everything is saved, for `{out / 'small-quick' / 'curves.svg'}` cannot be written (" in text
     assert "small-quick (accuracy, views_skewed, figures)" in text
 
 

@@ -13,9 +13,11 @@ from fedmate.reproduce.shelf import MADE, Shelf
 
 def filled(folder: Path, **files: str) -> list[str]:
     shelf = Shelf(folder)
+    shelf.open()
     for name, content in files.items():
         shelf.put(f"{name}.md", content.encode())
     shelf.look_over()
+    assert shelf.names == [*files]
     return shelf.notes
 
 
@@ -65,6 +67,7 @@ def test_what_is_not_made_any_more_is_named_unless_somebody_changed_it(tmp_path:
 
 def test_what_another_process_makes_meanwhile_is_not_taken_for_somebodys_own(tmp_path: Path) -> None:
     first = Shelf(tmp_path)
+    first.open()
     filled(tmp_path, a="of another process")
     first.put("a.md", b"one")
     first.look_over()

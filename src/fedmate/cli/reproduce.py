@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,12 +68,18 @@ def reproduce(
     left_out = [sentence for folder in merge or [] for sentence in _merge(console, store, folder)]
     if show:
         _show(console, with_records(grid, wanted, store), wanted, store)
+    else:
+        # Before the night, and once more below the tables.
+        _tell(left_out)
     is_done = show or _run(console, grid, wanted, store, jobs, data_dir)
-    # Once more: the tables may have pushed it out of sight.
-    for sentence in left_out:
-        typer.echo(sentence, err=True)
+    _tell(left_out)
     if not is_done:
         raise typer.Exit(1)
+
+
+def _tell(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        typer.echo(sentence, err=True)
 
 
 def _list(console: Console) -> None:
@@ -93,10 +99,7 @@ def _merge(console: Console, store: Store, folder: Path) -> list[str]:
     if merged.unlike:
         text += f"; left alone, for they are here with other figures: {', '.join(merged.unlike)}"
     console.out(f"{text}.", highlight=False)
-    left_out = [f"Left out: {one_line(sentence)}" for sentence in merged.refused]
-    for sentence in left_out:
-        console.out(sentence, highlight=False)
-    return left_out
+    return [f"Left out: {one_line(sentence)}" for sentence in merged.refused]
 
 
 def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:
@@ -173,7 +176,10 @@ def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> bool:
 
     outcome = Outcome.of(grid, wanted, store)
     if not outcome.found:
-        raise UserError(f"`{store.folder}` has no finished cell of `{grid.name}`; run it without `--show`.")
+        raise UserError(
+            f"`{store.folder}` has no finished cell of what was asked of `{grid.name}`; run it without `--show`, or "
+            "ask with the `--quick`, `--settings` and `--cells` that it was run with."
+        )
     saved = save(outcome, store.folder)
     for table in saved.tables:
         width = max(console.width, console.measure(table).minimum)

@@ -66,6 +66,8 @@ class Kept:
                 raise ValueError("its `config` is something else")
             kept = cls(path.stem, content)
             _check(kept)
+        except PermissionError:
+            raise UserError(f"`{path}` may not be read; give yourself the right to, or use another folder.") from None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             why = str(error) if type(error) is ValueError else type(error).__name__
             raise UserError(

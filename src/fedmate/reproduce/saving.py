@@ -23,9 +23,6 @@ from fedmate.reproduce.sheets import published
 from fedmate.reproduce.shelf import Shelf
 from fedmate.reproduce.store import CELLS
 
-OURS = "figures.csv"
-"""What every folder has that was made here."""
-
 RUNS = ("config.toml", "comparison.json")
 """What a folder has that holds a run, or several."""
 
@@ -60,40 +57,37 @@ def save(outcome: Outcome, out: Path) -> Saved:
     # What all tables say is printed once.
     common = [*notes, *published(outcome)]
     tables = [to_rich(replace(one, notes=[note for note in one.notes if note not in common])) for one in sheets]
-    files, is_refused = list[str](), False
-    shelf: Shelf | None = None
+    shelf, is_refused = Shelf(folder), False
     try:
-        shelf = Shelf(folder)
-        files += _write(sheets, shelf)
-        shelf.put(OURS, to_csv(figures(outcome)).encode())
-        files.append("figures")
-        files += _draw(pictures, shelf)
+        shelf.open()
+        _write(sheets, shelf)
+        shelf.put("figures.csv", to_csv(figures(outcome)).encode())
+        _draw(pictures, shelf)
         shelf.look_over()
     except OSError as error:
-        what = "not everything is saved, for a file in" if files else "nothing is saved, for"
-        is_refused, notes = True, [*notes, f"{what} `{folder}` cannot be written ({error.strerror})."]
+        what = "not everything is saved" if shelf.names else "nothing is saved"
+        is_refused = True
+        notes = [*notes, f"{what}, for `{shelf.place}` cannot be written ({error.strerror})."]
     except UserError as error:
         notes = [*notes, str(error)]
-    return Saved(folder, files, tables, [*notes, *(shelf.notes if shelf is not None else [])], is_refused)
+    return Saved(folder, shelf.names, tables, [*notes, *shelf.notes], is_refused)
 
 
-def _write(sheets: Sequence[Sheet], shelf: Shelf) -> list[str]:
-    """Write tables in all forms, and return what they are called."""
+def _write(sheets: Sequence[Sheet], shelf: Shelf) -> None:
+    """Write tables in all forms."""
     for sheet in sheets:
         forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(_titled(sheet))}
         for suffix, content in forms.items():
             shelf.put(f"{sheet.name}{suffix}", content.encode())
-    return [sheet.name for sheet in sheets]
 
 
-def _draw(pictures: Sequence[Picture], shelf: Shelf) -> list[str]:
-    """Write pictures in all forms, and return what they are called."""
+def _draw(pictures: Sequence[Picture], shelf: Shelf) -> None:
+    """Write pictures in all forms."""
     if pictures:
         check_picture(shelf.folder / f"{pictures[0].name}.svg")
     for picture in pictures:
         for suffix in FORMATS:
             shelf.put(f"{picture.name}{suffix}", picture.draw(suffix))
-    return [picture.name for picture in pictures]
 
 
 def _titled(sheet: Sheet) -> Sheet:
@@ -127,8 +121,8 @@ def check_out(out: Path, name: str, wanted: Wanted, *, is_shown: bool = False) -
                 f"`--out` is `{out}`, but into `{place}` nothing can be written; name another place, or {look}."
             )
     folder = out / folder_name(name, wanted)
-    if folder.exists() and not (folder / OURS).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"`{folder}` is in the way: it is nothing that fedmate made; move it, or use another `--out`.")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UserError(f"`{folder}` is in the way: it is no folder; move it, or use another `--out`.")
 
 
 def folder_name(name: str, wanted: Wanted) -> str:

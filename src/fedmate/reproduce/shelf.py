@@ -23,21 +23,33 @@ class Shelf:
     """A folder that is being filled.
 
     Args:
-        folder: where files go; it is made if it is missing.
+        folder: where files go.
+
+    Attributes:
+        place: what is being written.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Find what was put here before."""
-        storage.make_folder(folder)
-        self.folder = folder
-        self._made = set(_lines(folder / MADE))
-        self._put = set[str]()
+        """Remember where it is."""
+        self.folder = self.place = folder
+        self._made, self._put = set[str](), list[str]()
         self.notes: list[str] = []
         """What a user should know of the files that were here."""
 
+    def open(self) -> None:
+        """Make the folder, and find what was put here before."""
+        storage.make_folder(self.folder)
+        self._made = set(_lines(self.folder / MADE))
+
+    @property
+    def names(self) -> list[str]:
+        """What was put here since it was opened, without suffixes, in that order."""
+        return list(dict.fromkeys(map(_stem, self._put)))
+
     def put(self, name: str, content: bytes) -> None:
         """Put a file in the place of the one that was made before; one that is somebody's own keeps out of the way."""
-        path, line = self.folder / name, f"{hashlib.sha256(content).hexdigest()}  {name}"
+        self.place = path = self.folder / name
+        line = f"{hashlib.sha256(content).hexdigest()}  {name}"
         if path.is_file() and self._line(name) != line and not self._is_made(name):
             self._set_aside(path)
         if line not in self._made:
@@ -45,16 +57,16 @@ class Shelf:
             storage.append(self.folder / MADE, f"{line}\n".encode())
             self._made.add(line)
         storage.replace_by_parts(path, [content])
-        self._put.add(name)
+        self._put.append(name)
 
     def look_over(self) -> None:
         """Say what an earlier call made and this one did not: it shows other cells than what was put here now."""
         # A name, not a path: what is elsewhere is none of ours, whatever a record says.
-        names = {Path(line.partition("  ")[2]).name for line in self._made} - self._put
+        names = {Path(line.partition("  ")[2]).name for line in self._made} - {*self._put}
         old = sorted(name for name in names if (self.folder / name).is_file() and self._is_made(name))
         if old:
-            kinds = dict.fromkeys(name.rpartition(".")[0] for name in old)
-            self.notes.append(f"still there, made by an earlier call of other cells: {', '.join(kinds)}.")
+            kinds = ", ".join(dict.fromkeys(map(_stem, old)))
+            self.notes.append(f"still there, made by an earlier call of other cells: {kinds}.")
 
     def _is_made(self, name: str) -> bool:
         line = self._line(name)
@@ -73,6 +85,10 @@ class Shelf:
                 storage.take_name(path, aside)
                 self.notes.append(f"`{path}` was not made here, or was changed since: it is now `{aside.name}`.")
                 return
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _lines(path: Path) -> list[str]:

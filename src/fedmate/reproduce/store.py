@@ -130,7 +130,7 @@ class Store:
         """Copy the cells of another store, or of a folder of them; nothing that is here is replaced."""
         source = other / CELLS if (other / CELLS).is_dir() else other
         paths = sorted(source.glob("*.json"))
-        if not paths:
+        if not paths or (other / "config.toml").exists():
             raise UserError(
                 f"`--merge` got `{other}`, where no cells are; name a folder that `fedmate reproduce` made."
             )
