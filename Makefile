@@ -33,7 +33,7 @@ test-flower: .venv/flower  ## Flower: a simulation on Ray, and a federation of t
 soak: .venv/dev  ## the same at 200 random instants
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
 
-results: .venv/dev  ## write docs/results.md from the cells in results/
+results: .venv/dev  ## write docs/results.md and docs/runs.md from the cells in results/
 	$(BIN)/python results/page.py
 
 .venv/core: pyproject.toml constraints.txt

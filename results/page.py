@@ -1,5 +1,7 @@
 """docs/results.md from what is kept in `cells/`: every number in its tables is read from a run, none is typed.
 
+Which runs those are, and the command of each, is in docs/runs.md.
+
     make results
 
 `remarks/NAME.md` says what we make of an experiment. New cells come with `fedmate reproduce NAME --out results`, or
@@ -29,7 +31,7 @@ from fedmate.reproduce.store import Store
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"
-PAGE, PICTURES = DOCS / "results.md", DOCS / "pictures" / "results"
+PAGE, RUNS, PICTURES = DOCS / "results.md", DOCS / "runs.md", DOCS / "pictures" / "results"
 NAMES = (
     *("generalization", "ablation", "components", "adaptability", "classwise", "prototypes", "redundancy"),
     *("distributions", "transmission", "convergence", "cost", "lambda_e", "lambda_c", "time_to_accuracy"),
@@ -53,9 +55,9 @@ INTRODUCTION = """\
 # Results
 
 Made by `make results` from the runs kept in `results/cells/`: every number in a table is read from one of them, and
-the last section says when, where, from which commit and with which command each came about. Accuracies are in percent,
-means over clients; `±` is the standard deviation between seeds, where there are several, or their standard error where
-a table says so.
+[runs.md](runs.md) says when, where, from which commit and with which command each came about. Accuracies are in
+percent, means over clients; `±` is the standard deviation between seeds, where there are several, or their standard
+error where a table says so.
 
 - `balanced`: every class of the test split weighs alike. `own`: classes weigh as in the client's training samples.
 - `pre`: what a client holds right after the last broadcast, before it trains. `post`: after local training. `global`:
@@ -83,7 +85,7 @@ def outcomes() -> Iterator[Outcome]:
 
 def make_page(found: list[Outcome]) -> str:
     """Return the page."""
-    return "\n".join([INTRODUCTION, _summary(found), *map(_section, found), _tuning(), _sources(found)])
+    return "\n".join([INTRODUCTION, _summary(found), *map(_section, found), _tuning()])
 
 
 def pictures(found: list[Outcome]) -> dict[Path, Picture]:
@@ -190,18 +192,19 @@ def _settings(entry: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}` {value:g}" for key, value in found.items())
 
 
-def _sources(found: list[Outcome]) -> str:
-    """Say where every number comes from."""
+def make_runs(found: list[Outcome]) -> str:
+    """Return the page that says where every number comes from."""
     runs = {name: kept for outcome in found for name, kept in sorted(outcome.found.items())}
     lines = [
-        f"## The {len(runs)} runs\n",
+        f"# The {len(runs)} runs behind the results\n",
+        "Made by `make results`: what the tables of [results.md](results.md) are read from.\n",
         _versions(found),
         "Data, by the digest that `fedmate` has for its content:\n",
     ]
     data = {(kept.config["dataset"]["name"], kept.content["data_sha256"]): None for kept in runs.values()}
     lines += [*(f"- {name}: `{digest}`" for name, digest in sorted(data)), ""]
     for where in dict.fromkeys(map(_where, runs.values())):
-        lines.append(f"### {where}\n")
+        lines.append(f"## {where}\n")
         said = {
             kept.content["note"]: None for kept in runs.values() if _where(kept) == where and "note" in kept.content
         }
@@ -231,9 +234,10 @@ def _source(name: str, kept: Kept) -> str:
 
 
 def main() -> None:
-    """Write the page and its pictures."""
+    """Write both pages and the pictures."""
     found = list(outcomes())
     PAGE.write_text(make_page(found), encoding="utf-8")
+    RUNS.write_text(make_runs(found), encoding="utf-8")
     PICTURES.mkdir(parents=True, exist_ok=True)
     for path, picture in pictures(found).items():
         path.write_bytes(picture.draw(".svg"))

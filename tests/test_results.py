@@ -32,6 +32,7 @@ def test_the_page_and_its_pictures_are_what_is_kept(page: ModuleType, monkeypatc
     shown = {id(outcome): page._shown(outcome) for outcome in found}
     monkeypatch.setattr(page, "_shown", lambda outcome: shown[id(outcome)])
     assert page.PAGE.read_text(encoding="utf-8") == page.make_page(found)
+    assert page.RUNS.read_text(encoding="utf-8") == page.make_runs(found)
     pictures = {path.name for path in page.pictures(found)}
     assert pictures == {path.name for path in page.PICTURES.iterdir()}
     cells = {name for outcome in found for name in outcome.found}

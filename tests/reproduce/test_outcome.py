@@ -221,9 +221,18 @@ def test_rows_that_nobody_has_tuned_are_named(tmp_path: Path, monkeypatch: pytes
     runs = {"s10/fedavg": [done], "s70/fedavg": [done]}
     notes = outcome_of(grid_of([S10, S70], [FEDAVG, FEDREP]), runs, Wanted(settings="tuned")).notes()
     assert notes == ["left out, for `fedmate tune` has not been there: fedrep"]
+    # As many as there are others, and yet not all.
+    as_many = outcome_of(grid_of([S10, S70], [FEDAVG, FT, FEDREP, row("fedper")]), runs, Wanted(settings="tuned"))
+    assert "left out, for `fedmate tune` has not been there: fedrep, fedper" in as_many.notes()
     other = column("m", name="MNIST", values={"dataset": {"name": "mnist"}})
     notes = outcome_of(grid_of([S10, other], [FEDAVG]), runs, Wanted(settings="tuned")).notes()
     assert notes == ["left out, for `fedmate tune` has not been there: fedavg (MNIST)"]
+
+
+def test_a_column_of_which_nothing_is_run_does_not_list_every_row() -> None:
+    runs = {f"s10/{key}": [Run({"pre": (1.0, 2.0), "post": (1.0, 2.0)})] for key in ("fedavg", "fedrep")}
+    grid = grid_of([S10, S70], [FEDAVG, FEDREP])
+    assert outcome_of(grid, runs).notes() == [f"not run, seed 0: all rows ({S70.name})"]
 
 
 def test_methods_whose_file_may_have_been_another_one_are_named() -> None:

@@ -197,8 +197,9 @@ class Outcome:
         for row, columns in rows.items():
             by_columns.setdefault(tuple(columns), []).append(row)
         for columns, names in by_columns.items():
+            which = "all rows" if len(names) > 1 and {*names} == {row.name for row in self.rows} else listed(names)
             where = "" if {column.name for column in self.columns} <= {*columns} else f" ({'; '.join(columns)})"
-            yield f"{listed(names)}{where}"
+            yield f"{which}{where}"
 
     def _unmeasured(self) -> list[str]:
         """Name the rows whose cells lack what the grid asks of them besides figures."""
