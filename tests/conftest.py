@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from fedmate.datasets.place import VARIABLE
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("fedmate", deadline=None)
+hypothesis.settings.load_profile("fedmate")
 
 # Tiny tensors are split over threads at a loss, and the tests run side by side.
 torch.set_num_threads(1)

@@ -107,7 +107,7 @@ def test_the_loss_is_the_cross_entropy_of_adjusted_logits() -> None:
 def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
     data = samples([0, 0, 0, 1])
     method = make(calibration=1.0, absent_share=0.01)
-    found, own = method.adjustment(data), method.own_adjustment(data)
+    found, own = method.adjustment(data), method.own_adjustment(data, is_common=False)
     assert found is not None
     assert own is not None
     assert_close(found, torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
@@ -118,29 +118,49 @@ def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_ask
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_the_own_test_is_asked_with_the_weight_of_training(name: str, tau: float) -> None:
     method, data = make(name, calibration=tau), samples([0, 0, 0, 1])
-    own = method.own_adjustment(data)
-    assert own is not None
-    assert_close(own[:2], tau * torch.tensor([0.75, 0.25], dtype=torch.float64).log())
-    assert own[2:].tolist() == [BARRIER] * 2
-    assert method.prior_weight == tau
+    for is_common in (False, True):
+        own = method.own_adjustment(data, is_common)
+        assert own is not None
+        assert_close(own[:2], tau * torch.tensor([0.75, 0.25], dtype=torch.float64).log())
+        assert own[2:].tolist() == [BARRIER] * 2
+        assert method.prior_weight(is_common) == tau
 
 
-def test_the_control_adds_class_shares_on_the_own_test_alone() -> None:
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_without_weight_nobody_is_asked_otherwise(name: str) -> None:
+    data = samples([0, 0, 0, 1])
+    assert [make(name, calibration=0.0).own_adjustment(data, is_common) for is_common in (False, True)] == [None] * 2
+
+
+def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() -> None:
+    """A model that a client has trained for itself holds them: to add them would be to add them twice."""
     data = samples([0, 0, 0, 1, 2, 3])
     control, calibrated = make(own_prior=True), make(calibration=1.0)
     assert control.adjustment(data) is None
-    assert_close(control.own_adjustment(data), calibrated.own_adjustment(data))
-    assert make().own_adjustment(data) is None
+    assert_close(control.own_adjustment(data, is_common=True), calibrated.own_adjustment(data, is_common=True))
+    assert control.own_adjustment(data, is_common=False) is None
+
+
+@pytest.mark.parametrize(("name", "told"), [("fedavg", {"pre", "global"}), ("fedmate", {"global"})])
+def test_the_control_asks_views_that_a_client_has_trained_as_they_are(name: str, told: set[str]) -> None:
+    """FedAvg's clients hold the global model before training, FedMate's one with a classifier of their own."""
+    method = make(name, own_prior=True)
+    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
+    first = Sequential(method, federation(), make_key(0))
+    views = first.run_round(server, Round(0, (0, 1), evaluate=True)).views
+    assert {*views} >= {"pre", "post", "global"}
+    found = {view for view, one in views.items() if one and not torch.equal(one.accuracies[:, 0], one.accuracies[:, 1])}
+    assert found == told
 
 
 # -------------------- what it is for
 
 
-def drawn(shares: list[float], number: int, seed: int) -> tuple[Tensor, Tensor]:
+def drawn(shares: list[float], number: int, seed: int, distance: float = 2.0) -> tuple[Tensor, Tensor]:
     """Return labels, and logits of the best model for equally likely classes: unit Gaussians around the corners."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.multinomial(torch.tensor(shares), number, replacement=True, generator=generator)
-    centres = 2 * torch.eye(len(shares), dtype=torch.float64)
+    centres = distance * torch.eye(len(shares), dtype=torch.float64)
     x = centres[labels] + torch.randn(number, len(shares), dtype=torch.float64, generator=generator)
     return labels, -(x[:, None] - centres).square().sum(-1) / 2
 
@@ -149,6 +169,20 @@ def drawn(shares: list[float], number: int, seed: int) -> tuple[Tensor, Tensor]:
 def test_expectation_maximisation_recovers_a_known_prior(shares: list[float]) -> None:
     _, logits = drawn(shares, 20_000, 0)
     assert_close(estimate_prior(logits), torch.tensor(shares, dtype=torch.float64), rtol=0, atol=0.015)
+
+
+def test_it_goes_on_until_the_likeliest_shares_are_found() -> None:
+    """Classes that overlap so much that its first steps lead nowhere near: against all shares on a fine grid."""
+    labels, logits = drawn([0.8, 0.2], 2_000, 4, distance=0.7)
+    found = float(estimate_prior(logits)[0])
+
+    def likelihood(share: float) -> float:
+        shares = torch.tensor([share, 1 - share], dtype=torch.float64)
+        return float((logits + shares.log()).logsumexp(1).sum() + shares.log().mean())
+
+    best = max((i / 1000 for i in range(1, 1000)), key=likelihood)
+    assert found == pytest.approx(best, abs=1e-3)
+    assert found == pytest.approx(float((labels == 0).double().mean()), abs=0.08)
 
 
 def test_a_class_that_is_not_there_is_estimated_as_rare_and_nothing_is_infinite() -> None:
@@ -218,7 +252,7 @@ def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_mod
     method, (client, _) = make(calibration=tau), federation().clients
     params, test = tree_map(lambda leaf: 3 * leaf, method.setup.model.init_params()), federation().test
     adjustment = tau * (torch.tensor([9, 1, 1, 0], dtype=torch.float64) / 11).log()
-    found = accuracies(method, params, client, test)
+    found = accuracies(method, params, client, test, is_common=False)
     plain = method.setup.model.logits(params, test.x)
     for row, logits in enumerate((plain, plain + adjustment)):
         right = (logits.argmax(-1) == test.y).double()
@@ -236,7 +270,7 @@ def test_one_global_model_is_asked_on_behalf_of_each_client() -> None:
     assert view is not None
     assert torch.equal(view.accuracies[0, 0], view.accuracies[1, 0])
     for i, client in enumerate(federation().clients):
-        assert torch.equal(view.accuracies[i], accuracies(method, result.server, client, federation().test))
+        assert torch.equal(view.accuracies[i], accuracies(method, result.server, client, federation().test, True))
     assert not torch.equal(view.accuracies[0, 1], view.accuracies[1, 1])
 
 

@@ -214,7 +214,7 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return shares + noise * random(seed + 1, clients, 1, width), variances * draw(st.sampled_from([1e-6, 1.0, 1e6]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_weights_are_optimal(case: tuple[Tensor, Tensor]) -> None:
     shares, variances = case
@@ -341,7 +341,7 @@ def test_features_that_are_all_zero_leave_everybody_alike() -> None:
     assert_close(found, torch.full((4, 4), 0.25).double(), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.permutations(range(7)), st.integers(0, 100))
 def test_weights_go_with_their_clients(order: list[int], seed: int) -> None:
     shares, variances = random(seed, 7, 2, 3), uniform(make_key(seed), (7,)).double()

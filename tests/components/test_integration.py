@@ -54,7 +54,7 @@ def test_the_numbers_of_a_small_example() -> None:
 
 
 @given(counts=st.lists(st.lists(st.integers(0, 5), min_size=CLASSES, max_size=CLASSES), min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_holder_copies_its_row_and_no_holder_keeps_the_old_one(counts: list[list[int]]) -> None:
     sent = uploaded(len(counts))
     found = integrate(PREVIOUS, sent, shares_of(counts))

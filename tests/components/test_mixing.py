@@ -68,7 +68,7 @@ def test_the_dtype_of_the_model_stays() -> None:
     assert mix_by_size(half, message, torch.tensor([True, True]))["extractor"]["w"].dtype == torch.bfloat16
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.floats(-100, 100), st.integers(1, 10**6), st.booleans()),

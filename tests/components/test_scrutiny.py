@@ -76,7 +76,7 @@ every_mode = pytest.mark.parametrize(("beta", "similarity"), [(b, s) for b in BE
 
 
 @given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_views_and_weights_are_distributions_over_holders(case: Case, beta: Beta, similarity: Similarity) -> None:
     found = case.scrutinise(beta, similarity)
     held = (case.counts > 0).any(0).to(torch.float64)
@@ -91,7 +91,7 @@ def test_views_and_weights_are_distributions_over_holders(case: Case, beta: Beta
 
 
 @given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES), data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_permuting_clients_permutes_weights(
     case: Case, beta: Beta, similarity: Similarity, data: st.DataObject
 ) -> None:
@@ -103,7 +103,7 @@ def test_permuting_clients_permutes_weights(
 
 
 @given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_holder_counts_alone(case: Case, beta: Beta, similarity: Similarity, data: st.DataObject) -> None:
     holder = data.draw(st.integers(0, len(case.counts) - 1))
     counts = torch.zeros_like(case.counts)
@@ -227,7 +227,7 @@ distributions = st.lists(shares, min_size=2, max_size=6).filter(lambda p: sum(p)
 
 
 @given(data=st.data(), p=distributions)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_divergence_is_scipys(data: st.DataObject, p: list[float]) -> None:
     q = data.draw(st.lists(shares, min_size=len(p), max_size=len(p)).filter(lambda q: sum(q) > 1e-3))
     one, other = np.array(p) / sum(p), np.array(q) / sum(q)
@@ -242,7 +242,7 @@ def test_divergence_is_scipys(data: st.DataObject, p: list[float]) -> None:
 
 
 @given(p=distributions)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_divergence_of_equals_is_zero(p: list[float]) -> None:
     one = torch.tensor(p, dtype=torch.float64)
     assert float(jensen_shannon(one, one.clone())) == pytest.approx(0, abs=1e-15)

@@ -82,7 +82,7 @@ class TestFilled:
         assert torch.func.vmap(lambda data: data.mask.sum() >= data.filled, (PER_CLIENT,))(stacked).all()
         assert stack_clients([make_data(4), make_data(4, seed=1)]).filled == 4
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(samples=st.integers(1, 12), padding=st.integers(0, 6), seed=st.integers(0, 10**6), chosen=st.integers(0, 18))
     def test_of_a_choice(self, samples: int, padding: int, seed: int, chosen: int) -> None:
         data = pad(make_data(samples), samples + padding)
@@ -94,7 +94,7 @@ class TestFilled:
         stacked = stack_clients([data, make_data(3)])
         assert stacked.map(lambda leaf: leaf[:1]).filled == stacked.filled
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(samples=st.integers(1, 30), padding=st.integers(0, 12), batch_size=st.integers(1, 11))
     def test_of_batches(self, samples: int, padding: int, batch_size: int) -> None:
         for batch in batches(pad(make_data(samples), samples + padding), batch_size, 2, make_key(0)):
@@ -103,7 +103,7 @@ class TestFilled:
 
 
 class TestCounts:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(samples=st.integers(1, 20), padding=st.integers(0, 10), seed=st.integers(0, 10**6))
     def test_only_real_samples_count(self, samples: int, padding: int, seed: int) -> None:
         data = make_data(samples, seed=seed)
@@ -122,7 +122,7 @@ class TestCounts:
 
 
 class TestClassMeans:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(holes=st.lists(st.booleans(), min_size=1, max_size=20), seed=st.integers(0, 10**6))
     def test_is_a_plain_loop(self, holes: list[bool], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -166,7 +166,7 @@ class TestClassMeans:
 
 
 class TestBatches:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(
         samples=st.integers(1, 25), batch_size=st.integers(1, 30), epochs=st.integers(0, 3), seed=st.integers(0, 10**6)
     )
@@ -185,7 +185,7 @@ class TestBatches:
                 assert torch.equal(batch.x, data.x[batch.ids])
                 assert torch.equal(batch.y, data.y[batch.ids])
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(
         samples=st.integers(1, 15), padding=st.integers(0, 15), batch_size=st.integers(1, 8), seed=st.integers(0, 10**6)
     )

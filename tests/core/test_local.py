@@ -235,7 +235,7 @@ class TestCrossEntropy:
         everyone = torch.ones(6, dtype=torch.bool)
         torch.testing.assert_close(cross_entropy(logits, labels, None), cross_entropy(logits, labels, everyone))
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(counts=st.lists(st.booleans(), min_size=1, max_size=10), seed=st.integers(0, 10**6))
     def test_is_the_mean_over_what_counts(self, counts: list[bool], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

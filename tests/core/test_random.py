@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -52,7 +52,6 @@ class TestKeys:
     def test_a_seed_is_mixed_as_published(self, seed: int, expected: int) -> None:
         assert unsigned(make_key(seed)) == expected
 
-    @settings(deadline=None)
     @given(seed=seeds, entry=int64s)
     def test_wrapping_agrees_with_exact_integers(self, seed: int, entry: int) -> None:
         key = mixed(seed + WEYL)
@@ -72,7 +71,6 @@ class TestKeys:
         seeds = [*range(-500, 500), 2**31, 2**32, 2**62, 2**63]
         assert len({int(make_key(seed)) for seed in seeds}) == len(seeds)
 
-    @settings(deadline=None)
     @given(seed=seeds, entry=int64s)
     def test_numbers_and_tensors_are_the_same_entry(self, seed: int, entry: int) -> None:
         key = make_key(seed)
@@ -89,7 +87,6 @@ class TestKeys:
         keys = [fold(make_key(seed), purpose, rounds, clients) for seed, purpose in paths]
         assert len(set(torch.stack(keys).flatten().tolist())) == 4 * 3 * 25 * 25
 
-    @settings(deadline=None)
     @given(seed=seeds, path=st.lists(st.one_of(st.integers(-100, 100), st.sampled_from(["a", "b"])), max_size=4))
     def test_keys_differ_by_order_and_length(self, seed: int, path: list[int | str]) -> None:
         key = make_key(seed)
@@ -226,7 +223,6 @@ class TestIndependence:
 
 
 class TestShuffle:
-    @settings(deadline=None)
     @given(seed=seeds, real=st.integers(0, 40), padding=st.integers(0, 40))
     def test_padding_does_not_change_the_order(self, seed: int, real: int, padding: int) -> None:
         key = make_key(seed)
@@ -235,7 +231,6 @@ class TestShuffle:
         assert torch.equal(order[:real], shuffle(key, torch.ones(real, dtype=torch.bool)))
         assert sorted(order[real:].tolist()) == list(range(real, real + padding))
 
-    @settings(deadline=None)
     @given(seed=seeds, holes=st.lists(st.booleans(), max_size=40))
     def test_holes_come_last_and_leave_the_others_in_order(self, seed: int, holes: list[bool]) -> None:
         key, mask = make_key(seed), torch.tensor(holes, dtype=torch.bool)
@@ -245,7 +240,6 @@ class TestShuffle:
         assert all(holes[i] for i in order[:kept])
         assert order[:kept] == [i for i in permutation(key, len(holes)).tolist() if holes[i]]
 
-    @settings(deadline=None)
     @given(seed=seeds, length=st.integers(0, 100))
     def test_a_permutation_is_one(self, seed: int, length: int) -> None:
         assert sorted(permutation(make_key(seed), length).tolist()) == list(range(length))

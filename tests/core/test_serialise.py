@@ -236,7 +236,7 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
     assert read(data) is None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=300), where=st.integers(0, len(DATA)), length=st.integers(0, 40))
 def test_random_bytes_are_refused(data: bytes, where: int, length: int) -> None:
     assert read(data) is None
@@ -311,14 +311,14 @@ trees: st.SearchStrategy[Tree] = st.dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(tree=trees)
 def test_random_trees_come_back(tree: Tree) -> None:
     assert same(back(tree), tree)
     assert pack(tree, {}) == pack(tree, {})
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(tree=trees, place=st.integers(0, 10**9))
 def test_a_flipped_bit_in_a_random_tree_is_found(tree: Tree, place: int) -> None:
     data = bytearray(pack(tree, {"round": 3}))

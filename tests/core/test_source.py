@@ -182,7 +182,7 @@ def test_what_a_key_stands_for_never_changes() -> None:
     assert all(np.array_equal(found[i].numpy(), by_hand(images[i].numpy(), 4, chosen[i])) for i in range(len(images)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 7)),
     crop=st.integers(0, 9),
@@ -243,7 +243,7 @@ def test_every_place_and_both_directions_are_equally_frequent(crop: int, flip: b
     assert float((counts - share).abs().max()) < 5 * share**0.5
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(order=st.permutations(range(8)), kept=st.integers(1, 8), seed=st.integers(0, 10**6))
 def test_a_draw_depends_on_its_key_alone(order: list[int], kept: int, seed: int) -> None:
     """Not on the order, on who else is there, or on what padding repeats."""
@@ -324,7 +324,7 @@ def real(read: Iterator[Batch]) -> list[Batch]:
     return [batch for batch in read if bool(batch.mask.any())]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(samples=st.integers(1, 15), padding=st.integers(0, 12), batch_size=st.integers(1, 8), seed=st.integers(0, 10**6))
 def test_padding_does_not_change_what_is_varied(samples: int, padding: int, batch_size: int, seed: int) -> None:
     data, key = make_client(make_source(), 1, samples), make_key(seed)

@@ -60,14 +60,14 @@ def assert_identical(found: Tree, expected: Tree) -> None:
 
 
 class TestStructure:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(tree=trees)
     def test_flatten_and_back(self, tree: Tree) -> None:
         flat = flatten(tree)
         assert all(isinstance(value, Tensor) for value in flat.values())
         assert_identical(unflatten(flat), tree)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(tree=trees)
     def test_leaves_come_in_the_order_of_flatten(self, tree: Tree) -> None:
         found = list(leaves(tree))
@@ -78,7 +78,7 @@ class TestStructure:
         tree: Tree = {"extractor": {"conv.weight": torch.zeros(1)}, "round": torch.tensor(3)}
         assert list(flatten(tree)) == ["extractor/conv.weight", "round"]
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(tree=trees)
     def test_map_reaches_every_leaf_once_and_changes_nothing_else(self, tree: Tree) -> None:
         before = {path: leaf.clone() for path, leaf in flatten(tree).items()}
@@ -108,7 +108,7 @@ class TestStructure:
         assert select(tree, ["x"]) == {}
         assert list(tree) == ["b", "a", "c"]
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(tree=trees, clients=st.integers(1, 4))
     def test_unstack_undoes_stack(self, tree: Tree, clients: int) -> None:
         members = [tree_map(lambda leaf, i=i: leaf + i, tree) for i in range(clients)]
@@ -145,14 +145,14 @@ class TestWeightedMean:
         mean = weighted_mean(stacked, torch.tensor([3, 1]))
         assert_identical(mean, {"p": torch.tensor([2.0, 2.0]), "deep": {"q": torch.tensor(2.5)}})
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(weights=weight_lists, seed=st.integers(0, 2**32 - 1))
     def test_is_the_definition(self, weights: list[float], seed: int) -> None:
         leaf = random_tensor((len(weights), 3, 2), torch.float64, seed)
         mean = weighted_mean({"a": leaf}, torch.tensor(weights, dtype=torch.float64))["a"]
         torch.testing.assert_close(mean, plain_mean(list(leaf), weights), rtol=0, atol=1e-11)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(weights=weight_lists, seed=st.integers(0, 2**32 - 1), data=st.data())
     def test_order_of_clients_does_not_matter(self, weights: list[float], seed: int, data: st.DataObject) -> None:
         order = torch.tensor(data.draw(st.permutations(range(len(weights)))))
@@ -161,7 +161,7 @@ class TestWeightedMean:
         shuffled = weighted_mean(tree_map(lambda leaf: leaf[order], stacked), shares[order])
         torch.testing.assert_close(shuffled["a"], weighted_mean(stacked, shares)["a"], rtol=0, atol=1e-11)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(weights=weight_lists, scale=st.floats(1e-6, 1e6), seed=st.integers(0, 2**32 - 1))
     def test_scale_of_weights_does_not_matter(self, weights: list[float], scale: float, seed: int) -> None:
         shares = torch.tensor(weights, dtype=torch.float64)
@@ -202,7 +202,7 @@ class TestWeightedMean:
         mean = weighted_mean({"n": torch.tensor(values, dtype=dtype)}, torch.tensor(weights))
         assert_identical(mean, {"n": torch.tensor(expected, dtype=dtype)})
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(weight=st.floats(1e-30, 1e30), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32 - 1))
     def test_a_single_client_keeps_its_bits(self, weight: float, dtype: torch.dtype, seed: int) -> None:
         leaf = random_tensor((1, 7), dtype, seed)

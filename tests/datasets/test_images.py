@@ -276,7 +276,7 @@ SOUND = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(SOUND), st.data())
 def test_damage_never_leaks(sound: bytes, draw: st.DataObject) -> None:
     data = bytearray(sound)
@@ -372,7 +372,7 @@ def test_an_official_split_is_sorted_by_class_and_name(width: int) -> None:
     assert train.y.dtype == test.y.dtype == np.int64
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(0, 5))
 def test_a_drawn_split_is_disjoint_complete_and_a_fifth_of_each_class(labels: list[int], seed: int) -> None:
     places = [Place(False, label, f"{i:03}") for i, label in enumerate(labels)]

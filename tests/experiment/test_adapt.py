@@ -147,7 +147,7 @@ def test_a_calibrated_newcomer_of_one_class_is_pointed_out(
     eights = (LABELS == 8).nonzero()[0]
     data = fedmate.Pool(IMAGES[eights[:20]], LABELS[eights[:20]], IMAGES[:100], LABELS[:100])
     found = fedmate.adapt(runs(method), data)
-    assert any("holds one class, and the model is told so" in note for note in found.notes) == said
+    assert any("holds one class, and the model is told so: its `own`" in note for note in found.notes) == said
     assert (found.accuracy["before"]["own"] == 100) == said
     several = fedmate.adapt(runs(method), fedmate.Pool(IMAGES[:40], LABELS[:40], IMAGES[:100], LABELS[:100]))
     assert not any("one class" in note for note in several.notes)

@@ -269,6 +269,9 @@ def test_what_is_said_about_calibration() -> None:
         "`method.own_prior` is on, and 1 client holds one class: there `own` accuracy of a model that all share is "
         "100 % whatever the model is."
     ]
+    personal: dict[str, Any] = {"setup": plain.setup, "own_prior": True}
+    (note,) = _calibration_notes(METHODS["fedrep"](**personal), Federation(tuple(clients[:2]), clients[0], 10))
+    assert note.startswith("`method.own_prior` is on: it changes the view `global` only")
     assert notes(2, absent_share=0.6, calibration=1.0) == [
         "`method.absent_share` is 0.6, but there are clients of which a class has a share of 0.5: one that they lack "
         "counts for more."

@@ -514,7 +514,7 @@ _method = st.one_of(
 _model = _named("digits_cnn", width=st.integers(1, 999), buffers=st.sampled_from(["shared", "private", "dropped"]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(general=_general, training=_training, partition=_partition, method=_method, model=_model)
 @example(general={"device": 'a "quoted" \\ back\\slash'}, training={}, partition={}, method={}, model={})
 @example(general={"device": "tab\t new\n line\r\n # no comment"}, training={}, partition={}, method={}, model={})

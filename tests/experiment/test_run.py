@@ -373,7 +373,7 @@ def test_at_least_one_client_takes_part(tmp_path: Path) -> None:
     assert [row["round"] for row in read_csv(tmp_path / "run" / "rounds.csv")] == ["1", "2", "3"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(-(2**70), 2**70),
     t=st.integers(0, 10**6),

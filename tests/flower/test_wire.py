@@ -117,7 +117,7 @@ def test_a_fault_and_an_introduction_arrive_as_they_were() -> None:
     check_query(carried(RecordDict()))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     dtype=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(0, 3), max_size=3),

@@ -21,7 +21,7 @@ alphas = st.sampled_from([1e-320, 1e-12, 1e-3]) | st.floats(0.01, 100) | st.samp
 
 
 class TestDirichlet:
-    @settings(deadline=None, max_examples=80)
+    @settings(max_examples=80)
     @given(labels=any_labels, clients=st.integers(1, 40), examples=caps, alpha=alphas, seed=st.integers(0, 10**6))
     def test_everybody_gets_something(
         self, labels: Labels, clients: int, examples: int | None, alpha: float, seed: int
@@ -87,7 +87,7 @@ class TestDirichlet:
 
 
 class TestIID:
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(samples=st.integers(1, 300), clients=st.integers(1, 40), examples=caps, seed=st.integers(0, 10**6))
     def test_equal_sizes_without_overlap(self, samples: int, clients: int, examples: int | None, seed: int) -> None:
         assume(clients <= samples)

@@ -56,7 +56,7 @@ def test_a_cap_cuts_at_random() -> None:
     assert [len(hand) for hand in split(Natural(examples=2), LABELS, clients=OWNERS)] == [2, 2, 2]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     owners=st.lists(st.integers(0, 12) | st.just(10**12), min_size=1, max_size=80),
     minimum=st.integers(1, 6),

@@ -115,7 +115,7 @@ def decks(draw: st.DrawFn) -> Deck:
 
 
 @pytest.mark.parametrize("name", DEALT)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     deck=decks(),
     clients=st.integers(1, 8) | st.integers(1, 70),

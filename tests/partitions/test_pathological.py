@@ -64,7 +64,7 @@ def test_a_small_class_gives_what_it_has() -> None:
     assert (counts[:, 1:] == 36).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     labels=any_labels,
     clients=st.integers(1, 40),

@@ -60,7 +60,7 @@ def test_who_is_chosen_does_not_depend_on_how_much_is_copied() -> None:
     assert changed(hands, repeated(hands, 0.35, 0.2)) == changed(hands, repeated(hands, 0.35, 0.9))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30),
     clients=st.floats(0, 1),

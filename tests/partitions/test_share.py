@@ -243,7 +243,7 @@ def test_fixed_groups_have_a_size_of_their_own(groups: tuple[tuple[int, ...], ..
 # -------------------- what is dealt is what was counted
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     clients=st.integers(1, 40),
     examples=st.none() | st.integers(1, 80),
@@ -273,7 +273,7 @@ def test_deals_what_it_says(clients: int, examples: int | None, share: float, se
 # -------------------- what cannot be dealt
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=4, max_size=12),
     clients=st.integers(1, 30),

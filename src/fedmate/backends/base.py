@@ -271,13 +271,13 @@ class Backend(ABC):
         if params is None or private or self.federation.at_sites:
             return {}
         with remembered_features():
-            found = [accuracies(self.method, params, data, self.federation.test) for data in self._distinct()]
+            found = [accuracies(self.method, params, data, self.federation.test, True) for data in self._distinct()]
         return {"global": torch.stack(found).expand(len(self.federation.clients), -1, -1)}
 
     def _distinct(self) -> Sequence[ClientData]:
         """Return the clients for whom one and the same model may answer differently: one stands for all if none do."""
         clients = self.federation.clients
-        return clients if self.method.own_adjustment(clients[0]) is not None else clients[:1]
+        return clients if self.method.own_adjustment(clients[0], is_common=True) is not None else clients[:1]
 
 
 def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View | None]:

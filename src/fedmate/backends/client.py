@@ -64,7 +64,7 @@ def train_client(
     # What diverged is thrown away: the client holds on to what it had.
     held = where(valid, result.params, received)
     with remembered_features():
-        views = {} if test is None else {"post": accuracies(method, held, data, test)}
+        views = {} if test is None else {"post": accuracies(method, held, data, test, is_common=False)}
     return Trained(
         client=where(valid, result.client, client),
         upload=upload,
@@ -116,8 +116,10 @@ def view_client(method: Method, client: Tree, download: Tree, data: ClientData, 
     """Evaluate what a client holds after a broadcast."""
     with remembered_features():
         personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
-        views = {"pre": personal, **method.extra_views(client, download, data, fold(key, "views"))}
-        return Seen(personal, {name: accuracies(method, params, data, test) for name, params in views.items()})
+        pre = accuracies(method, personal, data, test, method.is_common)
+        extra = method.extra_views(client, download, data, fold(key, "views"))
+        others = {name: accuracies(method, params, data, test, is_common=False) for name, params in extra.items()}
+        return Seen(personal, {"pre": pre, **others})
 
 
 def view_newcomer(
@@ -125,17 +127,24 @@ def view_newcomer(
 ) -> Tree:
     """Return a newcomer's `accuracies`, `before` and `after` it adapts."""
     adapted = adapt_client(method, client, download, data, key)
-    models = {"before": adapted.before, "after": adapted.after}
     with remembered_features():
-        return {name: accuracies(method, params, data, test) for name, params in models.items()}
+        before = accuracies(method, adapted.before, data, test, method.is_common)
+        return {"before": before, "after": accuracies(method, adapted.after, data, test, is_common=False)}
 
 
-def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData) -> Tensor:
-    """Return the accuracies of a client's model, `[tests, classes]`: as it is, and adjusted to what the client holds.
+def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData, is_common: bool) -> Tensor:
+    """Return the accuracies of a model, `[tests, classes]`: as it is, and adjusted to what a client holds.
 
     The first are for a test of which the client's distribution says nothing, the second for one that has it.
+
+    Args:
+        method: the method.
+        params: the model's.
+        data: the client's training samples.
+        test: the test samples.
+        is_common: whether it is the global model, not one that a client has trained for itself.
     """
-    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data)
+    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data, is_common)
     plain = class_accuracies(model, params, test, classes)
     own = plain if adjustment is None else class_accuracies(model, params, test, classes, adjustment)
     return torch.stack([plain, own])

@@ -13,7 +13,6 @@ Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit ad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,9 +42,6 @@ CALIBRATION = "weight of log class shares in clients' training loss, prior calib
 class Calibrated(Method):
     """A method whose clients can train with prior calibration."""
 
-    is_common: ClassVar[bool] = False
-    """Whether a client's model is the global one, and so holds the class shares of no client in particular."""
-
     calibration: float = option(0.0, CALIBRATION, LIMITS, is_later=True)
     absent_share: float = option(
         0.0,
@@ -54,13 +50,16 @@ class Calibrated(Method):
         is_later=True,
     )
     own_prior: bool = option(
-        False, "add log class shares on the own test, though training did not: calibration's control", is_later=True
+        False, "add log class shares to global models on the own test only: calibration's control", is_later=True
     )
 
-    @property
-    def prior_weight(self) -> float:
-        """How much of the logarithm of a distribution is added to the logits to answer for it."""
-        return self.calibration or float(self.own_prior)
+    def prior_weight(self, is_common: bool) -> float:
+        """Return how much of the logarithm of a distribution is added to a model's logits to answer for it.
+
+        `own_prior` adds class shares that training did not keep out. A model that a client has trained for itself
+        holds that client's already.
+        """
+        return self.calibration or float(self.own_prior and is_common)
 
     def adjustment(self, data: ClientData) -> Tensor | None:
         """Return `tau * log p_i`."""
@@ -70,9 +69,10 @@ class Calibrated(Method):
         lacking = torch.full_like(shares, self.absent_share)
         return prior_adjustment(torch.where(shares > 0, shares, lacking), self.calibration)
 
-    def own_adjustment(self, data: ClientData) -> Tensor | None:
+    def own_adjustment(self, data: ClientData, is_common: bool) -> Tensor | None:
         """Return the same for the test: what a client lacks is not asked for there."""
-        return prior_adjustment(self._shares(data), self.prior_weight) if self.prior_weight else None
+        weight = self.prior_weight(is_common)
+        return prior_adjustment(self._shares(data), weight) if weight else None
 
     def _shares(self, data: ClientData) -> Tensor:
         counts = class_counts(data, self.setup.num_classes).to(data.source.mean.dtype)

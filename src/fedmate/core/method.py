@@ -93,6 +93,9 @@ class Method(ABC):
     headline: ClassVar[str] = "pre"
     """The view that ranks this method: what it would deploy."""
 
+    is_common: ClassVar[bool] = False
+    """Whether a client's `pre` view is the global model, and so holds the class shares of no client in particular."""
+
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
     """Named groups of values, by section: its own hyper-parameters under `method`, others under `training`."""
 
@@ -152,8 +155,13 @@ class Method(ABC):
         """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
         return None
 
-    def own_adjustment(self, data: ClientData) -> Tensor | None:
-        """Return what is added to the logits of its models on a test with the client's own distribution, or `None`."""
+    def own_adjustment(self, data: ClientData, is_common: bool) -> Tensor | None:
+        """Return what is added to a model's logits on a test with the client's own distribution, or `None`.
+
+        Args:
+            data: the client's training samples.
+            is_common: whether it is the global model, not one that a client has trained for itself.
+        """
         return None
 
     def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -82,14 +82,15 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     parts = {"train": _ready("train", newcomer.train, restored), "test": _ready("test", newcomer.test, restored)}
     with torch.no_grad(), one_thread(), unmapped():
         adapted = _train(restored, parts["train"])
-        accuracy = {view: _accuracy(restored, params, parts) for view, params in _models(restored, adapted).items()}
+        accuracy = {view: _accuracy(restored, one, parts) for view, one in _models(restored, adapted).items()}
         counts = class_counts(parts["train"], restored.method.setup.num_classes).tolist()
         model = describe(restored, adapted.after, "newcomer", counts)
     if to is not None:
         model.save(to)
     notes = _notes(newcomer, adapted, accuracy)
-    if restored.method.own_adjustment(parts["train"]) is not None and sum(map(bool, counts)) == 1:
-        notes = (*notes, "the newcomer holds one class, and the model is told so: `own` is 100 % whatever it is.")
+    if restored.method.own_adjustment(parts["train"], is_common=True) is not None and sum(map(bool, counts)) == 1:
+        told = "the model" if restored.method.adjustment(parts["train"]) is not None else "a global model"
+        notes = (*notes, f"the newcomer holds one class, and {told} is told so: its `own` is 100 % whatever it is.")
     return Adaptation(model, accuracy, _samples(restored, parts), not adapted.valid, notes)
 
 
@@ -112,17 +113,24 @@ def _train(restored: Restored, data: ClientData) -> Adapted:
     return adapt_client(method, initial_newcomer(method, key, 0), download, data, moment)
 
 
-def _models(restored: Restored, adapted: Adapted) -> dict[str, Tree]:
-    models = {"before": adapted.before, "after": adapted.after}
+class _Tested(NamedTuple):
+    """A model, and whether it is the global one: not one that somebody has trained for himself."""
+
+    params: Tree
+    is_common: bool
+
+
+def _models(restored: Restored, adapted: Adapted) -> dict[str, _Tested]:
+    models = {"before": _Tested(adapted.before, restored.method.is_common), "after": _Tested(adapted.after, False)}
     # Some methods have no global model, and private statistics belong to none.
     with suppress(UserError):
-        models["global"] = global_params(restored)
+        models["global"] = _Tested(global_params(restored), True)
     return models
 
 
-def _accuracy(restored: Restored, params: Tree, parts: Mapping[str, ClientData]) -> dict[str, float | None]:
+def _accuracy(restored: Restored, tested: _Tested, parts: Mapping[str, ClientData]) -> dict[str, float | None]:
     setup = restored.method.setup
-    found = accuracies(restored.method, params, parts["train"], parts["test"])
+    found = accuracies(restored.method, tested.params, parts["train"], parts["test"], tested.is_common)
     figures = evaluate_view(View((0,), found[None]), label_distribution([parts["train"]], setup.num_classes))
     return {test: figures[test]["mean"] for test in TESTS}
 

@@ -192,9 +192,18 @@ def _calibration_notes(method: Method, federation: Federation) -> list[str]:
         return []
     if not method.calibration:
         ignored = "`method.absent_share` is given, but `method.calibration` is 0: it changes nothing."
-        return [ignored] * bool(method.absent_share) + _single_class_notes(method, federation) * method.own_prior
+        return [ignored] * bool(method.absent_share) + _control_notes(method, federation) * method.own_prior
     ignored = "`method.own_prior` is on beside `method.calibration`, which does the same: it changes nothing."
     return [ignored] * method.own_prior + _absent_notes(method, federation) + _single_class_notes(method, federation)
+
+
+def _control_notes(method: Calibrated, federation: Federation) -> list[str]:
+    """Say what `own_prior` does not do."""
+    only_global = (
+        "`method.own_prior` is on: it changes the view `global` only, for clients train models of their own, which "
+        "hold their class shares already."
+    )
+    return [only_global] * (not method.is_common) + _single_class_notes(method, federation)
 
 
 def _absent_notes(method: Calibrated, federation: Federation) -> list[str]:

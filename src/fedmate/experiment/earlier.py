@@ -25,8 +25,8 @@ def completed(config: Values) -> Values:
     return filled
 
 
-def as_it_was(file: Layer) -> tuple[Layer, list[str]]:
-    """Return what an experiment's file says, and a sentence for each option that a run did not have.
+def as_it_was(file: Layer) -> tuple[Layer, dict[str, str]]:
+    """Return what an experiment's file says, and a sentence for each option that a run did not have, by `section.key`.
 
     A run's own file spells everything out. What it lacks is what came since, and repeating the run is to do without.
     """
@@ -34,14 +34,14 @@ def as_it_was(file: Layer) -> tuple[Layer, list[str]]:
     fields, since = _fields(places), options_since(file.values)
     lacking = [key for key in fields if key not in said]
     if not places.keys() >= NAMED_SECTIONS.keys() or not lacking or any(key not in since for key in lacking):
-        return file, []
-    notes = [
-        f"`{file.source}` is of a run from before `{key}`, and is run as it was, with {since[key]!r}; today's default "
-        f"is {fields[key].default!r}."
+        return file, {}
+    sentences = {
+        key: f"`{file.source}` is of a run from before `{key}`, and is run as it was, with {since[key]!r}; today's "
+        f"default is {fields[key].default!r}."
         for key in lacking
         if since[key] != fields[key].default
-    ]
-    return Layer(file.source, completed(file.values)), notes
+    }
+    return Layer(file.source, completed(file.values)), sentences
 
 
 def _places(config: Mapping[str, Any]) -> dict[str, type]:

@@ -127,10 +127,7 @@ def _tau(method: Method, client: int | str) -> float:
     """Return the weight of a model's prior calibration, 0 if it has none; `client` as in `describe`."""
     if not isinstance(method, Calibrated):
         return 0.0
-    # `own_prior` adds class shares that training did not keep out. A model that one client has trained holds that
-    # client's already: it answers for all classes alike neither before nor after.
-    is_common = client == "global" or (method.is_common and client != "newcomer")
-    return method.prior_weight if is_common else method.calibration
+    return method.prior_weight(client == "global" or (method.is_common and client != "newcomer"))
 
 
 def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:

@@ -16,7 +16,7 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request, compose, left_out
-from fedmate.experiment.config import Experiment, Layer, Section, flat, load_file, resolve
+from fedmate.experiment.config import NAMED_SECTIONS, Experiment, Layer, Section, flat, load_file, resolve
 from fedmate.experiment.earlier import as_it_was, completed, options_since
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
@@ -66,14 +66,27 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
         jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
-        notes = [*_say_earlier(request), *left_out(request), *_say_unlike(experiments)]
+        notes = [*_say_earlier(request, experiments), *left_out(request), *_say_unlike(experiments)]
         yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
 
 
-def _say_earlier(request: Request) -> list[str]:
-    """Say it if an experiment's file is that of a run which had not all options of today."""
-    _, notes = (None, []) if request.base is None else as_it_was(request.base)
-    return notes
+def _say_earlier(request: Request, experiments: Sequence[Experiment]) -> list[str]:
+    """Say it if an experiment's file is that of a run which had not all options of today, and they are not chosen."""
+    if request.base is None:
+        return []
+    _, sentences = as_it_was(request.base)
+    asked = flat(request.settings.values)
+    return [
+        sentence
+        for key, sentence in sentences.items()
+        if key not in asked and any(_is_of(one, key, request.base) for one in experiments)
+    ]
+
+
+def _is_of(experiment: Experiment, key: str, file: Layer) -> bool:
+    """Tell whether what a file has of an option holds for an experiment, which may have another method or data set."""
+    section = key.rpartition(".")[0]
+    return section not in NAMED_SECTIONS or getattr(experiment, section).name == file.values[section]["name"]
 
 
 def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
