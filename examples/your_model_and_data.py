@@ -20,7 +20,7 @@ records = fedmate.compare(
     data=fedmate.Pool(x[:1300], y[:1300], test_x=x[1300:], test_y=y[1300:]),
     model=network,
     classifier="2",
-    set={"rounds": 10, "training.learning_rate": 0.1, "partition.clients": 10, "partition.alpha": 0.3},
+    set={"rounds": 10, "training.batch_size": 20, "training.learning_rate": 0.1, "partition.clients": 10},
 )
 for method, record in records.items():
     own, balanced = record.accuracy(test="own"), record.accuracy(test="balanced")

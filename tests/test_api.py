@@ -163,6 +163,19 @@ def test_words_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "local: round 1/1" in said
 
 
+def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
+    settings = {**SMALL, "rounds": 1, "method.calibration": 1.0}
+    with pytest.warns(fedmate.NoteWarning) as warned:
+        fedmate.compare(["fedfa", "fedavg"], set=settings, out=tmp_path / "both")
+    said = [str(one.message) for one in warned]
+    assert "`method.calibration=1.0` does not hold for `fedfa`, which has no such option." in said
+    assert len(said) == len({*said})
+    assert {one.filename for one in warned} == {__file__}
+    with pytest.warns(fedmate.NoteWarning, match="`training.batch_size` is 50") as warned:
+        fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "run")
+    assert {one.filename for one in warned} == {__file__}
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 
 import pytest
 from rich.console import Console
 
+from fedmate.errors import NoteWarning
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set, resolve
 from fedmate.progress import Bar, Display, Lines, bars
@@ -150,10 +152,13 @@ def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: B
 
 
 def test_a_display_without_a_console_is_silent(four_rounds: Built, capsys: pytest.CaptureFixture[str]) -> None:
-    with Display(None) as display:
-        display.notes(["one"])
+    """What should be read is not lost: it is a warning."""
+    with warnings.catch_warnings(record=True) as warned, Display(None) as display:
+        warnings.simplefilter("always")
+        display.notes(["one", "one"])
         observer = display.observer()
         observer.started(four_rounds, 1)
         observer.said("two")
         observer.round_done(4, 50.0)
+    assert [(one.category, str(one.message)) for one in warned] == [(NoteWarning, "one"), (NoteWarning, "two")]
     assert capsys.readouterr() == ("", "")

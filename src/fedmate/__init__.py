@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmate.api import adapt, compare, export, load, load_model, predict, run
     from fedmate.datasets.given import Pool, Sites
-    from fedmate.errors import DivergedError, FedmateError, UserError
+    from fedmate.errors import DivergedError, FedmateError, NoteWarning, UserError
     from fedmate.experiment.adapt import Adaptation
     from fedmate.experiment.portable import PortableModel, Predictions
     from fedmate.experiment.record import Record
@@ -26,6 +26,7 @@ __all__ = [
     "Adaptation",
     "DivergedError",
     "FedmateError",
+    "NoteWarning",
     "Pool",
     "PortableModel",
     "Predictions",
@@ -46,6 +47,7 @@ _PLACES = {
     "Adaptation": "fedmate.experiment.adapt",
     "DivergedError": "fedmate.errors",
     "FedmateError": "fedmate.errors",
+    "NoteWarning": "fedmate.errors",
     "Pool": "fedmate.datasets.given",
     "PortableModel": "fedmate.experiment.portable",
     "Predictions": "fedmate.experiment.portable",

@@ -61,7 +61,7 @@ def run(
         out: the folder for the record; it must not exist. By default a new one below `runs`.
         resume: the folder of an interrupted run to go on with, instead of `out`. A run on your own `data` and `model`
             needs them again.
-        progress: whether to print how it goes.
+        progress: whether to print how it goes; if not, what should be read about the run is a `NoteWarning`.
 
     Raises:
         UserError: something cannot be done as asked; nothing was written.

@@ -16,6 +16,10 @@ class FedmateError(Exception):
     """Base of every error that fedmate raises on purpose."""
 
 
+class NoteWarning(UserWarning):
+    """What should be read about a run, where nothing is printed: `fedmate run` says it in a line of its own."""
+
+
 class UserError(FedmateError):
     """A mistake in what the user asked for; its text is the one sentence they read."""
 

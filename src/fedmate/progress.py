@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Self, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedmate.errors import NoteWarning
 from fedmate.experiment.build import Built
 from fedmate.experiment.run import Observer
 
@@ -77,7 +79,7 @@ class Display:
     """Shows several runs, one after the other, while it is open.
 
     Args:
-        console: where; nowhere if `None`.
+        console: where; nowhere if `None`, and what should be read is a warning.
     """
 
     def __init__(self, console: Console | None) -> None:
@@ -104,14 +106,17 @@ class Display:
 
     def notes(self, notes: Iterable[str]) -> None:
         """Print what should be read first, each sentence once."""
-        if self._console is not None:
-            for note in dict.fromkeys(notes):
+        for note in dict.fromkeys(notes):
+            if self._console is None:
+                # Of the line that called `fedmate.run` or `fedmate.compare`.
+                warnings.warn(note, NoteWarning, stacklevel=4)
+            else:
                 self._console.out(f"Note: {note}", highlight=False)
 
 
 @final
 class Silence(Observer):
-    """Shows nothing."""
+    """Shows nothing; what should be read is a warning."""
 
     def started(self, built: Built, done: int) -> None:
         """Say nothing."""
@@ -120,7 +125,8 @@ class Silence(Observer):
         """Say nothing."""
 
     def said(self, sentence: str) -> None:
-        """Say nothing."""
+        """Warn."""
+        warnings.warn(sentence, NoteWarning, stacklevel=2)
 
 
 def bars(console: Console) -> Progress:

@@ -52,6 +52,12 @@ def test_short_tensors_become_single(kind: torch.dtype) -> None:
     assert pool.arrays.train.y.tolist() == Y
 
 
+def test_sparse_tensors_are_filled_and_masked_arrays_are_not() -> None:
+    assert Pool(torch.tensor(X).to_sparse(), Y).arrays.train.x.tolist() == X
+    with pytest.raises(UserError, match=r"^`x` has masked values, which would be read as if they were not; fill or"):
+        Pool(np.ma.masked_greater(np.array(X), 0), Y)
+
+
 def test_labels_may_be_whole_numbers_of_any_kind() -> None:
     for kind in ("u1", "i4", "f4", "?"):
         assert Pool(X, np.array([0, 1, 1]).astype(kind)).arrays.train.y.tolist() == [0, 1, 1]

@@ -98,6 +98,25 @@ def test_a_model_that_cannot_be_mapped_runs_one_client_after_the_other(monkeypat
     assert any("`vectorised` cannot run this model (vmap: no rule for it)" in note for note in made.notes)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["rounds=20", "eval_every=20"], ["after round 20: the last `pre` shows each client's own."]),
+        (["rounds=45", "eval_every=20"], ["after some rounds (20, 40): their `pre` shows each client's own."]),
+        (["rounds=60", "eval_every=30"], ["after round 60: the last `pre` shows each client's own."]),
+        (["rounds=80", "eval_every=20"], ["after some rounds (20, 40, 60, 80): their `pre` shows each client's own."]),
+        (["rounds=150", "eval_every=5"], ["after some rounds (20, 40, 60, 80, 100, 120, ...): their `pre`"]),
+        (["rounds=45", "eval_every=15"], []),
+    ],
+)
+def test_rounds_after_which_clients_hold_their_own_extractors_are_named(settings: list[str], said: list[str]) -> None:
+    """On digits the extractor stays at home once in twenty rounds."""
+    notes = [note for note in built("method.name=fedmate", *settings).notes if "does not send extractor" in note]
+    assert len(notes) == len(said)
+    for note, sentence in zip(notes, said, strict=True):
+        assert note.startswith(f"fedmate does not send extractor {sentence}")
+
+
 @pytest.mark.parametrize("name", ["nonsense", "", "cuda:-1", "cuda:x", "mps", "meta", "cuda:999"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
     sentence = refused(f"device={name}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose, left_out
+from fedmate.experiment.compose import Request, compose, dropped, left_out
 from fedmate.experiment.config import Experiment, load_file, parse_set, resolve
 
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
@@ -126,6 +126,26 @@ def test_it_is_said_for_whom_a_setting_does_not_hold() -> None:
     ]
     assert left_out(asked(methods=["fedavg"], settings=["method.calibration=1"])) == []
     assert left_out(asked(settings=["method.classifier_epochs=4"])) == []
+
+
+def test_it_is_said_what_other_methods_do_not_get_from_the_file(tmp_path: Path) -> None:
+    """Of what they would have, and have otherwise."""
+    file = tmp_path / "mine.toml"
+    lines = ['name = "fedmate_plus"', "calibration = 1.0", "server_momentum = 0.3", "mps = false", "absent_share = 0.0"]
+    file.write_text("\n".join(["[method]", *lines]), encoding="utf-8")
+    assert dropped(asked(file, ["fedrep", "fedmate_plus", "fedpac"])) == [
+        f"`method.calibration`, `method.server_momentum` in {file} hold for `fedmate_plus`, not for `fedrep`, "
+        "`fedpac`; `--set` is for all."
+    ]
+    assert dropped(asked(file, ["fedpac"], settings=["method.calibration=0"])) == dropped(
+        asked(file, settings=["method.name=fedpac", "method.calibration=0"])
+    )
+    (sentence,) = dropped(asked(file, ["fedpac"], settings=["method.calibration=0"]))
+    assert sentence.startswith(f"`method.server_momentum` in {file} holds for")
+    assert dropped(asked(file)) == dropped(asked(file, ["fedmate_plus"])) == dropped(asked(methods=["fedavg"])) == []
+    unnamed = tmp_path / "unnamed.toml"
+    unnamed.write_text("[method]\ncalibration = 1.0", encoding="utf-8")
+    assert dropped(asked(unnamed, ["fedavg"]))[0].endswith("holds for `fedrep`, not for `fedavg`; `--set` is for all.")
 
 
 def test_the_options_of_all_compared_methods_are_searched_for_what_was_meant() -> None:

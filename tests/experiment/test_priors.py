@@ -114,6 +114,8 @@ VECTORS: list[Any] = [
     np.array([2, 7, 1], np.uint8),
     torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64),
     torch.tensor([2.0, 7.0, 1.0], dtype=torch.bfloat16, requires_grad=True),
+    torch.tensor([2.0, 7.0, 1.0]).to_sparse(),
+    np.ma.array([2.0, 7.0, 1.0], mask=False),
     [0.2e-300, 0.7e-300, 0.1e-300],
     [0.4e308, 1.4e308, 0.2e308],
     "0.2,0.7,0.1",
@@ -324,6 +326,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a hole": ("1,,3", "is empty for class 1; "),
     "rows of two lengths": ([[1], [2, 3]], "has rows of unequal length; "),
     "too large for a double": ([np.longdouble("1e4000"), 1, 1], "is inf for class 0; "),
+    "masked": (np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False]), "has masked values, which would be read as "),
     "words in a row": (["a", "b", "c"], "holds <U1 values; "),
     "something else": ({"red": 1}, "holds object values; "),
 }

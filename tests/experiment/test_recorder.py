@@ -110,6 +110,20 @@ def test_the_end_may_come_twice_but_not_over_somebodys_file(tmp_path: Path) -> N
     assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.parametrize("names", [["run"], ["both"]])
+def test_who_finds_his_interrupted_run_in_the_way_is_told_how_to_go_on(tmp_path: Path, names: list[str]) -> None:
+    """And not once it is finished."""
+    record = begun(tmp_path / "both" / "fedavg")
+    (tmp_path / "both" / "comparison.json").write_text('{"runs": ["fedavg"]}', encoding="utf-8")
+    (tmp_path / "run").symlink_to(tmp_path / "both" / "fedavg")
+    (place,) = (tmp_path / name for name in names)
+    with pytest.raises(UserError, match=f"go on with it by `fedmate run --resume {place}`, or name a folder that"):
+        check_free(place)
+    record.finish({"rounds": 2}, [{"client": 0}])
+    with pytest.raises(UserError, match="which exists already; name a folder that does not"):
+        check_free(place)
+
+
 def test_a_free_folder_stays_untouched_by_the_check(tmp_path: Path) -> None:
     check_free(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
@@ -134,7 +148,8 @@ def test_nothing_is_ever_overwritten(tmp_path: Path, kind: str) -> None:
     for refuse in (check_free, begin_a_run):
         with pytest.raises(UserError) as caught:
             refuse(place)
-        assert str(caught.value) == f"`--out` is `{place}`, which exists already; name a folder that does not."
+        onward = f"go on with it by `fedmate run --resume {place}`, or " * (kind == "full folder")
+        assert str(caught.value) == f"`--out` is `{place}`, which exists already; {onward}name a folder that does not."
     after = sorted((str(path), path.is_file() and path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*"))
     assert after == before
 

@@ -83,11 +83,12 @@ def _tell(sentences: Sequence[str]) -> None:
 
 
 def _list(console: Console) -> None:
+    from fedmate.reproduce.grid import Wanted
     from fedmate.reproduce.reading import load_grid, names
 
     for name in names():
         grid = load_grid(name)
-        number = len(grid.rows) * len(grid.columns)
+        number = len({cell.name for cell in grid.cells(Wanted())})
         about = "; ".join(filter(None, (f"{number} cells a seed", grid.source)))
         console.out(f"{name:<17} {grid.title} ({about})", highlight=False)
 

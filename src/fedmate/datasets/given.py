@@ -155,10 +155,7 @@ def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
 
 def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
     """Return values as an array of finite numbers, or raise `UserError` about what is called `name`."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        # numpy knows the types of 4 and 8 bytes only.
-        values = (values.float() if values.is_floating_point() and values.element_size() < 4 else values).numpy()
+    values = for_numpy(name, values)
     try:
         array = np.asarray(values)
     except ValueError:
@@ -174,6 +171,18 @@ def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
         place = tuple(int(i) for i in np.argwhere(~finite)[0])
         raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace what is not a finite number first.")
     return array
+
+
+def for_numpy(name: str, values: ArrayLike) -> ArrayLike:
+    """Return values as numpy can read them, or raise `UserError` about what is called `name`."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values if values.layout == torch.strided else values.to_dense()
+        # numpy knows the types of 4 and 8 bytes only.
+        return (values.float() if values.is_floating_point() and values.element_size() < 4 else values).numpy()
+    if np.ma.is_masked(values):
+        raise UserError(f"`{name}` has masked values, which would be read as if they were not; fill or leave them out.")
+    return values
 
 
 def _arrays(train: Samples, test: Samples | None, class_names: Sequence[str] | None) -> Arrays:

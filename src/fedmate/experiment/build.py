@@ -77,12 +77,7 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
         notes += [*_notes(experiment, federation), *_calibration_notes(method, federation)]
     if general.device == "cpu" and general.precision == "bf16":
         notes.append("`precision` is `bf16`, but a CPU multiplies numbers as they are.")
-    late = sorted(method.wire(0).down - method.wire(general.rounds).down)
-    if late:
-        notes.append(
-            f"{experiment.method.name} does not send {', '.join(late)} after round {general.rounds}: the last `pre` "
-            "shows each client's own."
-        )
+    notes += _idle_notes(method, general, experiment.method.name)
     name = decide_backend(general.backend, method, federation)
     if BACKENDS[name].is_remote and federation.newcomers:
         raise UserError(
@@ -184,6 +179,21 @@ def _make_model(experiment: Experiment, card: Card, given: Given) -> Model:
             module = architecture.build(card.input_shape, len(card.class_names))
     module = module.to(experiment.general.device, getattr(torch, experiment.general.dtype))
     return Model(module, classifier=layer, buffers=architecture.buffers)
+
+
+def _idle_notes(method: Method, general: General, name: str) -> list[str]:
+    """Say it if after rounds that are evaluated something is not sent, so that clients still hold their own."""
+    last = general.rounds
+    evaluated = sorted({*range(general.eval_every, last + 1, general.eval_every), last})
+    unsent = {number: method.wire(0).down - method.wire(number).down for number in evaluated}
+    late = [number for number, parts in unsent.items() if parts]
+    if not late:
+        return []
+    parts = ", ".join(sorted(set[str]().union(*unsent.values())))
+    if late == [last]:
+        return [f"{name} does not send {parts} after round {last}: the last `pre` shows each client's own."]
+    rounds = f"{', '.join(map(str, late[:6]))}{', ...' * (len(late) > 6)}{' and the last' * (last in late[6:])}"
+    return [f"{name} does not send {parts} after some rounds ({rounds}): their `pre` shows each client's own."]
 
 
 def _calibration_notes(method: Method, federation: Federation) -> list[str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedmate.core.options import options_of
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import Experiment, Layer, check_shape, lookup, resolve
+from fedmate.experiment.config import DEFAULT_NAMES, Experiment, Layer, check_shape, elsewhere, lookup, resolve
 from fedmate.experiment.earlier import as_it_was
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.tuned import TUNED
@@ -67,8 +67,30 @@ def left_out(request: Request) -> list[str]:
             names = ", ".join(f"`{name}`" for name in lacking)
             kind = "preset" if key == "preset" else "option"
             have = "has" if len(lacking) == 1 else "have"
-            sentences.append(f"`method.{key}={value}` does not hold for {names}, which {have} no such {kind}.")
+            spelled = str(value).lower() if isinstance(value, bool) else value
+            sentences.append(f"`method.{key}={spelled}` does not hold for {names}, which {have} no such {kind}.")
     return sentences
+
+
+def dropped(request: Request) -> list[str]:
+    """Say which options of the file's method the methods that are chosen instead would have, but do not get."""
+    own = {} if request.base is None else request.base.values.get("method", {})
+    name = own.get("name", DEFAULT_NAMES["method"])
+    chosen = request.methods or [request.settings.values.get("method", {}).get("name", name)]
+    others = [other for other in chosen if other != name]
+    asked = request.settings.values.get("method", {})
+    theirs = [options_of(METHODS[other]) for other in others]
+    keys = [
+        key
+        for key, value in own.items()
+        if key not in asked and any(key in fields and value != fields[key].default for fields in theirs)
+    ]
+    lost = ", ".join(f"`method.{key}`" for key in keys)
+    if request.base is None or not lost:
+        return []
+    names = ", ".join(f"`{other}`" for other in others)
+    holds = "holds" if len(keys) == 1 else "hold"
+    return [f"{lost} in {request.base.source} {holds} for `{name}`, not for {names}; `--set` is for all."]
 
 
 def _check_methods(methods: Sequence[str], settings: Layer) -> None:
@@ -84,7 +106,8 @@ def _check_methods(methods: Sequence[str], settings: Layer) -> None:
     unknown = next((key for key in own if key not in known and key != "preset"), None)
     if unknown is not None and len(methods) > 1:
         raise UserError(
-            f"`method.{unknown}` in {settings.source} is not an option of any of the methods; {nearest(unknown, known)}"
+            f"`method.{unknown}` in {settings.source} is not an option of any of the methods; "
+            f"{elsewhere(unknown, 'method') or nearest(unknown, known)}"
         )
 
 

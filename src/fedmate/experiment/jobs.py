@@ -15,7 +15,7 @@ from fedmate.core.serialise import DamagedError
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.compose import Request, compose, left_out
+from fedmate.experiment.compose import Request, compose, dropped, left_out
 from fedmate.experiment.config import NAMED_SECTIONS, Experiment, Layer, Section, flat, load_file, resolve
 from fedmate.experiment.earlier import as_it_was, completed, options_since
 from fedmate.experiment.given import Given
@@ -66,7 +66,7 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
         jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
-        notes = [*_say_earlier(request, experiments), *left_out(request), *_say_unlike(experiments)]
+        notes = [*_say_earlier(request, experiments), *left_out(request), *dropped(request), *_say_unlike(experiments)]
         yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmate.components.calibration import estimate_prior, prior_adjustment
-from fedmate.datasets.given import ArrayLike
+from fedmate.datasets.given import ArrayLike, for_numpy
 from fedmate.errors import UserError
 from fedmate.experiment.inputs import excerpt
 
@@ -285,10 +285,7 @@ def _shares(wanted: ArrayLike, classes: int) -> Tensor:
 
 def _array(wanted: ArrayLike) -> NDArray[np.float64]:
     """Return values as an array that may hold NaN: `as_numbers`, for samples, would say where, but not which class."""
-    if isinstance(wanted, Tensor):
-        wanted = wanted.detach().cpu()
-        # numpy knows no bfloat16.
-        wanted = (wanted.double() if wanted.is_floating_point() else wanted).numpy()
+    wanted = for_numpy("prior", wanted)
     try:
         array = np.asarray(wanted)
     except ValueError:

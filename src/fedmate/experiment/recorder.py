@@ -9,6 +9,7 @@ import io
 import json
 import platform
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from fedmate import __version__, storage
 from fedmate.errors import UserError
-from fedmate.experiment.record import Record
+from fedmate.experiment.record import Record, runs_of
 
 GROWING = ("rounds.csv", "metrics.jsonl")
 """The files that grow from round to round."""
@@ -159,7 +160,18 @@ def check_free(folder: Path) -> None:
     except OSError as error:
         raise unusable(folder, error) from None
     if taken:
-        raise UserError(f"`--out` is `{folder}`, which exists already; name a folder that does not.")
+        raise UserError(
+            f"`--out` is `{folder}`, which exists already; {_continuing(folder)}name a folder that does not."
+        )
+
+
+def _continuing(folder: Path) -> str:
+    """Return what else one may have wanted: to go on with what is there, as after a crash."""
+    try:
+        is_open = any((run / "config.toml").is_file() and not Record(run).finished for run in runs_of(folder))
+    except (OSError, UserError):
+        return ""
+    return f"go on with it by `fedmate run --resume {shlex.quote(str(folder))}`, or " * is_open
 
 
 def unusable(folder: Path, error: OSError) -> UserError:

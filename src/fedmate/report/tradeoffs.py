@@ -40,6 +40,9 @@ RING = 3.0
 CLOSE = 0.004
 """How near a point another covers it, in parts of the way from the smallest number to the largest."""
 
+BETWEEN = (8.0, 1.0)
+"""Points that are at least between a name and its neighbours: beside it, so that two do not read as one, and above."""
+
 LED = 9.0
 """Points from a point to its name from which on a line leads there."""
 
@@ -205,7 +208,7 @@ def _name(axes: Axes, spots: Sequence[Spot], free: NDArray[np.float64] | None = 
     frame = axes.get_window_extent()
     scale = POINTS / axes.figure.dpi
     points = axes.transData.transform([(spot.x, spot.y) for spot in spots]) * scale
-    sizes = np.array([(extent.width, extent.height) for extent in extents]) * scale + 1
+    sizes = np.array([(extent.width, extent.height) for extent in extents]) * scale + BETWEEN
     edges = np.array([frame.x0, frame.y0, frame.x1, frame.y1]) * scale + (2, 2, -2, -2)
     taken = _lines(axes) if free is None else np.concatenate([_lines(axes), free])
     places = place_names(Scene(points, sizes, MARKER + 2, taken * scale, edges))
