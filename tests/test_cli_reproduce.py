@@ -162,6 +162,7 @@ def test_a_run_is_no_store_of_cells(grid: Path, tmp_path: Path) -> None:
     (run,) = (tmp_path / "out" / "runs").iterdir()
     with pytest.raises(UserError, match="where no cells are; name a folder that `fedmate reproduce` made"):
         call(str(grid), "--out", str(tmp_path / "ours"), "--merge", str(run))
+    assert not (tmp_path / "ours").exists()
 
 
 def test_one_cell_that_fails_ends_in_status_1_with_the_rest_shown(grid: Path, tmp_path: Path) -> None:

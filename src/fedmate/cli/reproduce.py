@@ -52,7 +52,7 @@ def reproduce(
     from fedmate.reproduce.reading import load_grid
     from fedmate.reproduce.saving import check_out
     from fedmate.reproduce.stand_ins import with_records
-    from fedmate.reproduce.store import Store
+    from fedmate.reproduce.store import Store, cells_in
 
     console = make_console()
     if settings not in SETTINGS:
@@ -63,6 +63,8 @@ def reproduce(
     grid, wanted, store = load_grid(name), Wanted(seeds, settings, quick, tuple(cells or ())), Store(out)
     grid.check_patterns(wanted.patterns)
     check_shows(grid)
+    for folder in merge or []:
+        cells_in(folder)
     if merge or not show:
         check_out(out, grid.name, wanted, is_shown=show)
     left_out = [sentence for folder in merge or [] for sentence in _merge(console, store, folder)]

@@ -128,14 +128,8 @@ class Store:
 
     def merge(self, other: Path) -> Merged:
         """Copy the cells of another store, or of a folder of them; nothing that is here is replaced."""
-        source = other / CELLS if (other / CELLS).is_dir() else other
-        paths = sorted(source.glob("*.json"))
-        if not paths or (other / "config.toml").exists():
-            raise UserError(
-                f"`--merge` got `{other}`, where no cells are; name a folder that `fedmate reproduce` made."
-            )
         merged, is_found = Merged([], [], [], []), False
-        for path in paths:
+        for path in cells_in(other):
             try:
                 theirs = Kept.read(path)
                 is_found = True
@@ -154,6 +148,15 @@ class Store:
             return
         self.keep(theirs.name, theirs.content, _read_arrays(path.with_suffix(".safetensors")))
         (merged.new if ours is None else merged.same).append(theirs.name)
+
+
+def cells_in(folder: Path) -> list[Path]:
+    """Return the files of the cells in another store, or in a folder of them; raise `UserError` if there are none."""
+    source = folder / CELLS if (folder / CELLS).is_dir() else folder
+    paths = sorted(source.glob("*.json"))
+    if not paths or (folder / "config.toml").exists():
+        raise UserError(f"`--merge` got `{folder}`, where no cells are; name a folder that `fedmate reproduce` made.")
+    return paths
 
 
 def _is_alike(ours: Kept, theirs: Kept) -> bool:
