@@ -42,7 +42,16 @@ NAMES = (
 SEEDS = {"generalization": 3, "harmony": 3, "beyond": 3}
 """How many are shown where it is more than one: rows of a table are to be compared, so most of them have as many."""
 
-CELLS = {"beyond": ("small_s10/*", "*/fedmate", "*/rate", "*/still", "*/plus")}
+FEW_CLASSES = (
+    *("fedmate", "fedmate_rate", "fedmate_still*", "fedmate_plus*"),
+    *("fedpac", "fedpac_calibrated*", "fedpac_momentum*", "fedavg_*"),
+)
+"""The rows that `harmony` has where clients of the small setting hold few classes."""
+
+CELLS = {
+    "beyond": ("small_s10/*", "*/fedmate", "*/rate", "*/still", "*/plus", "small_pathological/absent"),
+    "harmony": ("cifar*/*", "small_s10/*", *(f"small_pathological/{row}" for row in FEW_CLASSES)),
+}
 """Which are shown where it is not all of them: what was not run would be most of the table."""
 
 TUNED = ("generalization", "harmony")
