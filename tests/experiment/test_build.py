@@ -101,11 +101,12 @@ def test_a_model_that_cannot_be_mapped_runs_one_client_after_the_other(monkeypat
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["rounds=20", "eval_every=20"], ["after round 20: the last `pre` shows each client's own."]),
-        (["rounds=45", "eval_every=20"], ["after some rounds (20, 40): their `pre` shows each client's own."]),
-        (["rounds=60", "eval_every=30"], ["after round 60: the last `pre` shows each client's own."]),
-        (["rounds=80", "eval_every=20"], ["after some rounds (20, 40, 60, 80): their `pre` shows each client's own."]),
-        (["rounds=150", "eval_every=5"], ["after some rounds (20, 40, 60, 80, 100, 120, ...): their `pre`"]),
+        (["rounds=20", "eval_every=20"], ["after round 20: `pre` shows each client's own there."]),
+        (["rounds=45", "eval_every=20"], ["after rounds 20, 40: `pre` shows each client's own there."]),
+        (["rounds=60", "eval_every=30"], ["after round 60: `pre` shows each client's own there."]),
+        (["rounds=80", "eval_every=20"], ["after rounds 20, 40, 60, 80: `pre` shows each client's own there."]),
+        (["rounds=150", "eval_every=5"], ["after rounds 20, 40, 60, 80, 100, 120, ...: `pre` shows each"]),
+        (["rounds=160", "eval_every=5"], ["after rounds 20, 40, 60, 80, 100, 120, ... and the last: `pre`"]),
         (["rounds=45", "eval_every=15"], []),
     ],
 )

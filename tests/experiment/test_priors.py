@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 from torch import nn
 
 import fedmate
@@ -559,6 +560,33 @@ def test_the_control_asks_a_common_model_for_whom_it_is_exported(tmp_path: Path)
     rng = np.random.default_rng(0)
     data = Pool(rng.integers(0, 17, (20, 64)).reshape(20, 1, 8, 8), [2, 5, 5, 5] * 5)
     assert fedmate.adapt(folder, data).model.calibration == NO_CALIBRATION
+
+
+def test_the_control_tests_a_newcomers_models_as_they_answer(tmp_path: Path) -> None:
+    """What it received and the global model are told its shares; what it saves is not, and is what was tested."""
+    folder = tmp_path / "run"
+    fedmate.run(method="fedavg", set=OWN_PRIOR | {"rounds": 5}, out=folder)
+    images, labels = load_digits(return_X_y=True)
+    own = np.concatenate([(labels == k).nonzero()[0][:number] for k, number in ((1, 20), (3, 4), (8, 8))])
+    test = slice(800, 1500)
+    found = fedmate.adapt(folder, Pool(images[own], labels[own], images[test], labels[test]))
+    counts = np.bincount(labels[own], minlength=10)
+
+    def accuracy(model: PortableModel, prior: Any) -> float:
+        right = model.predict(images[test], prior).labels == labels[test]
+        by_class = [100 * right[labels[test] == k].mean() for k in range(10)]
+        return float(counts @ by_class / counts.sum())
+
+    everybodys, mine = fedmate.export(folder, global_=True), found.model
+    assert found.accuracy["before"] == found.accuracy["global"]
+    assert found.accuracy["before"]["own"] == pytest.approx(accuracy(everybodys, counts))
+    assert found.accuracy["after"]["own"] == pytest.approx(accuracy(mine, None))
+    # Were they told otherwise, it would show.
+    assert accuracy(everybodys, "uniform") != accuracy(everybodys, counts)
+    assert accuracy(mine, None) != accuracy(replace(mine, calibration=Calibration(1.0)), counts)
+    alone = fedmate.adapt(folder, Pool(images[:20], [5] * 20, images[test], labels[test]))
+    assert alone.accuracy["before"]["own"] == alone.accuracy["global"]["own"] == 100
+    assert any("and a global model is told so: its `own` is 100 %" in note for note in alone.notes)
 
 
 def test_another_weight_leaves_with_the_model(tmp_path: Path) -> None:

@@ -110,13 +110,11 @@ def test_the_end_may_come_twice_but_not_over_somebodys_file(tmp_path: Path) -> N
     assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize("names", [["run"], ["both"]])
-def test_who_finds_his_interrupted_run_in_the_way_is_told_how_to_go_on(tmp_path: Path, names: list[str]) -> None:
-    """And not once it is finished."""
-    record = begun(tmp_path / "both" / "fedavg")
+@pytest.mark.parametrize("name", ["both", "both/fedavg"])
+def test_who_finds_his_interrupted_run_in_the_way_is_told_how_to_go_on(tmp_path: Path, name: str) -> None:
+    """Of a comparison or a run of it, and not once it is finished."""
+    record, place = begun(tmp_path / "both" / "fedavg"), tmp_path / name
     (tmp_path / "both" / "comparison.json").write_text('{"runs": ["fedavg"]}', encoding="utf-8")
-    (tmp_path / "run").symlink_to(tmp_path / "both" / "fedavg")
-    (place,) = (tmp_path / name for name in names)
     with pytest.raises(UserError, match=f"go on with it by `fedmate run --resume {place}`, or name a folder that"):
         check_free(place)
     record.finish({"rounds": 2}, [{"client": 0}])

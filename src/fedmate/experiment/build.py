@@ -190,10 +190,9 @@ def _idle_notes(method: Method, general: General, name: str) -> list[str]:
     if not late:
         return []
     parts = ", ".join(sorted(set[str]().union(*unsent.values())))
-    if late == [last]:
-        return [f"{name} does not send {parts} after round {last}: the last `pre` shows each client's own."]
     rounds = f"{', '.join(map(str, late[:6]))}{', ...' * (len(late) > 6)}{' and the last' * (last in late[6:])}"
-    return [f"{name} does not send {parts} after some rounds ({rounds}): their `pre` shows each client's own."]
+    plural = "s" * (len(late) > 1)
+    return [f"{name} does not send {parts} after round{plural} {rounds}: `pre` shows each client's own there."]
 
 
 def _calibration_notes(method: Method, federation: Federation) -> list[str]:
@@ -210,8 +209,8 @@ def _calibration_notes(method: Method, federation: Federation) -> list[str]:
 def _control_notes(method: Calibrated, federation: Federation) -> list[str]:
     """Say what `own_prior` does not do."""
     only_global = (
-        "`method.own_prior` is on: it changes the view `global` only, for clients train models of their own, which "
-        "hold their class shares already."
+        "`method.own_prior` is on: it changes the view `global` only, where there is one, for clients train models of "
+        "their own, which hold their class shares already."
     )
     return [only_global] * (not method.is_common) + _single_class_notes(method, federation)
 

@@ -73,7 +73,7 @@ def left_out(request: Request) -> list[str]:
 
 
 def dropped(request: Request) -> list[str]:
-    """Say which options of the file's method the methods that are chosen instead would have, but do not get."""
+    """Say what the file says of its method that those chosen instead would have, too, or a preset, but do not get."""
     own = {} if request.base is None else request.base.values.get("method", {})
     name = own.get("name", DEFAULT_NAMES["method"])
     chosen = request.methods or [request.settings.values.get("method", {}).get("name", name)]
@@ -83,7 +83,8 @@ def dropped(request: Request) -> list[str]:
     keys = [
         key
         for key, value in own.items()
-        if key not in asked and any(key in fields and value != fields[key].default for fields in theirs)
+        if key not in asked
+        and any(key == "preset" or (key in fields and value != fields[key].default) for fields in theirs)
     ]
     lost = ", ".join(f"`method.{key}`" for key in keys)
     if request.base is None or not lost:
