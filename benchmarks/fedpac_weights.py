@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from fedmate.components.collaboration import combining_weights
+from fedmate.components.classifier_collaboration import combining_weights
 from fedmate.core import make_key, normal, uniform
 
 CLASSES, WIDTH, REPEAT = 10, 128, 3

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 from torch import Tensor, add, zeros_like
 
 from fedmate import core
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, Limits, LocalResult, Method, Tree, Wire
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmate.components import calibration, momentum
+from fedmate.components import prior_calibration, server_momentum
 from fedmate.datasets import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
@@ -18,8 +18,8 @@ CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "d
 """By section of an experiment: what it names, and the table whose rows know what to cite."""
 
 ADDITIONS = {
-    "calibration": ("prior calibration", calibration.BIBTEX),
-    "server_momentum": ("server momentum", momentum.BIBTEX),
+    "calibration": ("prior calibration", prior_calibration.BIBTEX),
+    "server_momentum": ("server momentum", server_momentum.BIBTEX),
 }
 """By option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedmate.components.calibration import Calibrated
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import ClientData, Model, client_data, make_key, normal
 from fedmate.methods import METHODS
 

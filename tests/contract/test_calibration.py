@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
-from fedmate.components.calibration import Calibrated
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import (
     ClientData,
     Federation,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 
-from fedmate.components.calibration import Calibrated
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import LocalResult, Training, Tree, flatten, select, stack, unmapped
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS

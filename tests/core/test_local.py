@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmate.core.data import PER_CLIENT, Batch, ClientData, batches, client_data, pad, stack_clients
+from fedmate.core.execution import unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.local import SGD, cross_entropy, fit, gradient, loop, move_at_once, supervised_loss
 from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key
 from fedmate.core.tree import Tree, flatten, leaves, stack, tree_map, unstack
-from fedmate.core.unmapped import unmapped
 
 CLASSES = 3
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmate.core.data import PER_CLIENT, ClientData, client_data, stack_clients
-from fedmate.core.measure import all_features, class_accuracies, mean_loss
-from fedmate.core.memory import SIZE, FeatureMemory, current_memory, remembered_features
+from fedmate.core.execution import REMEMBERED, FeatureMemory, current_memory, remembered_features
+from fedmate.core.metrics import all_features, class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree, stack, tree_map
@@ -99,13 +99,13 @@ def test_many_clients_at_once(model: Model, passes: list[int]) -> None:
 
 class TestMemory:
     def test_forgets_what_nobody_asks_for(self) -> None:
-        memory, origins = FeatureMemory(), [(torch.zeros(1),) for _ in range(SIZE + 2)]
+        memory, origins = FeatureMemory(), [(torch.zeros(1),) for _ in range(REMEMBERED + 2)]
         memory.keep(origins[0], torch.tensor(0))
         for i, origin in enumerate(origins[1:], start=1):
             memory.keep(origin, torch.tensor(i))
             assert memory.find(origins[0]) is not None
         kept = [memory.find(origin) for origin in origins]
-        assert [None if found is None else int(found) for found in kept] == [0, None, None, *range(3, SIZE + 2)]
+        assert [None if found is None else int(found) for found in kept] == [0, None, None, *range(3, REMEMBERED + 2)]
 
     def test_equal_is_not_the_same(self) -> None:
         memory, origin = FeatureMemory(), (torch.zeros(2), torch.ones(2))

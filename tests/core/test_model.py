@@ -17,12 +17,12 @@ from torch.nn import functional
 
 import fedmate.core.model
 from fedmate.core.data import Batch
+from fedmate.core.execution import unmapped
 from fedmate.core.layers import BufferPolicy, sample_context
 from fedmate.core.local import gradient
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree, flatten, leaves, tree_map
-from fedmate.core.unmapped import unmapped
 from fedmate.errors import UserError
 
 

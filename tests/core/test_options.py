@@ -47,7 +47,7 @@ class TestLimits:
             or (below is not None and value >= below)
         )
         limits = Limits(at_least=at_least, above=above, at_most=at_most, below=below)
-        assert limits.admit(value) is not refused
+        assert limits.allow(value) is not refused
 
     @pytest.mark.parametrize(
         ("limits", "inside", "outside"),
@@ -59,13 +59,13 @@ class TestLimits:
         ],
     )
     def test_the_bounds_themselves(self, limits: Limits, inside: float, outside: float) -> None:
-        assert limits.admit(inside)
-        assert not limits.admit(outside)
+        assert limits.allow(inside)
+        assert not limits.allow(outside)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_only_finite_numbers(self, value: float) -> None:
-        assert not Limits().admit(value)
-        assert not Limits(at_least=0).admit(value)
+        assert not Limits().allow(value)
+        assert not Limits(at_least=0).allow(value)
 
     @pytest.mark.parametrize(
         ("limits", "words"),

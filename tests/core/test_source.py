@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedmate.core import measure
+from fedmate.core import metrics
 from fedmate.core import source as source_module
 from fedmate.core.data import Batch, ClientData, batches, class_means, pad, rows_of, share_source, stack_clients
 from fedmate.core.method import Setup, Training
@@ -446,8 +446,8 @@ def test_prototypes_of_a_data_set_that_is_not_varied() -> None:
 
 def test_how_many_are_looked_at_at_once_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     data, model = make_client(make_source(), 0, 14), fedmate().setup.model
-    together = measure.all_features(model, model.init_params(), data, make_key(3))
-    monkeypatch.setattr(measure, "CHUNK", 4)
-    apart = measure.all_features(model, model.init_params(), data, make_key(3))
+    together = metrics.all_features(model, model.init_params(), data, make_key(3))
+    monkeypatch.setattr(metrics, "CHUNK", 4)
+    apart = metrics.all_features(model, model.init_params(), data, make_key(3))
     torch.testing.assert_close(apart, together, rtol=0, atol=1e-6)
-    assert not torch.allclose(together, measure.all_features(model, model.init_params(), data), atol=1e-2)
+    assert not torch.allclose(together, metrics.all_features(model, model.init_params(), data), atol=1e-2)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import fedmate
 from fedmate.core.layers import drop_statistics
-from fedmate.core.measure import CHUNK
+from fedmate.core.metrics import CHUNK
 from fedmate.core.serialise import digest
 from fedmate.datasets import Normalisation
 from fedmate.datasets.digits import NORMALISATION

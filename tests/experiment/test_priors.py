@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedmate
-from fedmate.components.calibration import prior_adjustment
+from fedmate.components.prior_calibration import prior_adjustment
 from fedmate.core.serialise import pack, unpack
 from fedmate.datasets import DATASETS, Normalisation
 from fedmate.datasets.given import Pool

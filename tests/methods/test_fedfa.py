@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.components.anchors import calibration_loss
+from fedmate.components.feature_anchors import calibration_loss
 from fedmate.core import (
     BufferPolicy,
     ClientData,

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from fedmate.backends.base import ClientReport, Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.components.fusion import FusedClassifier, Fusion, train_classifier
+from fedmate.components.classification_fusion import FusedClassifier, Fusion, train_classifier
 from fedmate.core import (
     BOOKKEEPING,
     BufferPolicy,

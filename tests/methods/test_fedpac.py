@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.backends.vectorised import Vectorised
-from fedmate.components.collaboration import VARIANCE_FLOOR, combining_weights, drop_small
+from fedmate.components.classifier_collaboration import VARIANCE_FLOOR, combining_weights, drop_small
 from fedmate.core import (
     BufferPolicy,
     Federation,

@@ -36,7 +36,7 @@ def test_few_settings_are_searched_around_their_defaults(method: str) -> None:
 @pytest.mark.parametrize(("method", "key"), [(method, key) for method, keys in SPACES.items() for key in keys])
 def test_every_value_in_a_range_is_one_that_the_method_takes(method: str, key: str) -> None:
     limits = options_of(METHODS[method])[key].metadata["limits"]
-    assert all(limits.admit(end) for end in SPACES[method][key])
+    assert all(limits.allow(end) for end in SPACES[method][key])
 
 
 def test_the_learning_rate_is_searched_around_the_experiments_own() -> None:

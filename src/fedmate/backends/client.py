@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmate.backends.admission import is_sound
+from fedmate.backends.validation import is_sound
 from fedmate.core import (
     ClientData,
     Method,

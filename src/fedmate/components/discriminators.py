@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedmate.components.integration import reduce_classes
+from fedmate.components.classifier_integration import reduce_classes
 from fedmate.core.random import fold, uniform
 from fedmate.core.tree import Tree
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedmate.components.scrutiny import size_view
+from fedmate.components.prototype_scrutiny import size_view
 from fedmate.core.data import Batch, ClientData, class_means
 from fedmate.core.local import Objective, adjusted, cross_entropy
-from fedmate.core.measure import all_features
+from fedmate.core.metrics import all_features
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree
 

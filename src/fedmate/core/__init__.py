@@ -15,12 +15,12 @@ from fedmate.core.data import (
     share_source,
     stack_clients,
 )
+from fedmate.core.execution import FeatureMemory, current_memory, remembered_features, unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.local import SGD, Objective, adjusted, cross_entropy, fit, gradient, loop, supervised_loss
-from fedmate.core.measure import class_accuracies, mean_loss
-from fedmate.core.memory import FeatureMemory, current_memory, remembered_features
 from fedmate.core.method import BOOKKEEPING, MODEL_PARTS, LocalResult, Method, Setup, Training, Wire
+from fedmate.core.metrics import class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, option
 from fedmate.core.random import fold, make_key, normal, permutation, random_bits, shuffle, uniform
@@ -39,7 +39,6 @@ from fedmate.core.tree import (
     weighted_mean,
     where,
 )
-from fedmate.core.unmapped import unmapped
 
 __all__ = [
     "BOOKKEEPING",

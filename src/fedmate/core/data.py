@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmate.core.execution import lay_out
 from fedmate.core.random import fold, shuffle
 from fedmate.core.source import Augmentation, Source, plain_source
-from fedmate.core.unmapped import lay_out
 
 
 class ClientData(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmate.core.data import Batch, ClientData, batches, split, windows
 from fedmate.core.layers import mask_context
 from fedmate.core.local import Objective, adjusted, cross_entropy
-from fedmate.core.measure import all_features, chunk_size, features_of
+from fedmate.core.metrics import all_features, chunk_size, features_of
 from fedmate.core.model import Model
 from fedmate.core.source import plain_source
 from fedmate.core.tree import Tree

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedmate.core.data import ClientData, rows_of
-from fedmate.core.memory import remembered_features
+from fedmate.core.execution import remembered_features
 from fedmate.core.method import LocalResult, Method
 from fedmate.core.random import make_key
 from fedmate.core.source import Source

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmate.core.data import Batch
+from fedmate.core.execution import is_unmapped
 from fedmate.core.layers import sample_context
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree, leaves, select, tree_map, where
-from fedmate.core.unmapped import is_unmapped
 
 Objective: TypeAlias = Callable[[Tree, Batch], tuple[Tensor, Tree]]
 """`(params, batch) -> (loss, buffers)`: what a phase of local training minimises, and the buffers after the pass."""

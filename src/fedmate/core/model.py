@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedmate.core.data import Batch, client_data, pad
+from fedmate.core.execution import is_unmapped, lay_out
 from fedmate.core.layers import (
     BufferPolicy,
     KeyedDropout,
@@ -22,7 +23,6 @@ from fedmate.core.layers import (
 )
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree
-from fedmate.core.unmapped import is_unmapped, lay_out
 from fedmate.errors import UserError
 
 SMALL = 4_000_000

@@ -39,7 +39,7 @@ class Limits:
         ]
         return "a finite number" + (f" {' and '.join(words)}" if words else "")
 
-    def admit(self, value: float) -> bool:
+    def allow(self, value: float) -> bool:
         """Tell whether `value` is finite and inside the limits."""
         # A whole number has no limit of its own, and may be too large for `isfinite`.
         finite = abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)
@@ -92,6 +92,6 @@ def check_options(section: str, cls: type, values: dict[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         limits: Limits = field.metadata["limits"]
-        if not limits.admit(value):
+        if not limits.allow(value):
             place = f"{section}.{name}" if section else name
             raise UserError(f"`{place}` is {value}; set it to {limits.describe()}.")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedmate.core.execution import lay_out
 from fedmate.core.random import fold, to_uniform
-from fedmate.core.unmapped import lay_out
 
 
 class Augmentation(NamedTuple):

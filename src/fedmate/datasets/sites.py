@@ -98,6 +98,6 @@ class AtSites(Dataset):
                 f"`dataset.{name}` has {len(numbers)} numbers, but a sample has {self.shape[0]} channels; give one for "
                 "all, or one for each."
             )
-        odd = next((number for number in numbers if not limits.admit(number)), None)
+        odd = next((number for number in numbers if not limits.allow(number)), None)
         if odd is not None:
             raise UserError(f"`dataset.{name}` holds {odd:g}; let each be {limits.describe()}.")

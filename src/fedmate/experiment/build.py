@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmate.backends import BACKENDS, Backend
-from fedmate.components.calibration import Calibrated
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
 from fedmate.core.flops import count_flops
 from fedmate.core.serialise import fit_to

@@ -10,7 +10,7 @@ import torch
 
 import fedmate
 from fedmate.backends.base import one_thread
-from fedmate.components.calibration import Calibrated
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build

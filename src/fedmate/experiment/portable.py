@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedmate import storage
 from fedmate.core import Augmentation
 from fedmate.core.layers import drop_statistics
-from fedmate.core.measure import CHUNK
+from fedmate.core.metrics import CHUNK
 from fedmate.core.serialise import DamagedError, pack, unpack
 from fedmate.datasets import Normalisation
 from fedmate.datasets.given import ArrayLike, as_numbers

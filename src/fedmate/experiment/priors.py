@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmate.components.calibration import estimate_prior, prior_adjustment
+from fedmate.components.prior_calibration import estimate_prior, prior_adjustment
 from fedmate.datasets.given import ArrayLike, for_numpy
 from fedmate.errors import UserError
 from fedmate.experiment.inputs import excerpt
@@ -115,7 +115,7 @@ class Prior:
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """What a model's training did about priors (`components/calibration.py`).
+    """What a model's training did about priors (`components/prior_calibration.py`).
 
     Attributes:
         tau: the weight of log class shares in its loss, `method.calibration`; 0 if there was none of it.

@@ -3,7 +3,7 @@
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017. Its `post` view is FT-FedAvg: the global model after a client's local training.
 
-With `server_momentum` it is FedAvgM (`components/momentum.py`).
+With `server_momentum` it is FedAvgM (`components/server_momentum.py`).
 
 Deviations: momentum and weight decay as in the shared protocol; buffers follow the model's declaration.
 """
@@ -15,8 +15,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
-from fedmate.components.momentum import ServerMomentum
+from fedmate.components.prior_calibration import Calibrated
+from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
     MODEL_PARTS,

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fedmate.components.adam import Adam
-from fedmate.components.anchors import anchor_loss, calibration_loss, initial_anchors
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
+from fedmate.components.feature_anchors import anchor_loss, calibration_loss, initial_anchors
 from fedmate.core import (
     MODEL_PARTS,
     Batch,

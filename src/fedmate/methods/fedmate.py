@@ -28,14 +28,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
+from fedmate.components.classification_fusion import Fusion, Knowledge, train_classifier
+from fedmate.components.classifier_integration import Reduction, Targets, fine_tune, integrate
 from fedmate.components.discriminators import Kind, init_discriminator
-from fedmate.components.fusion import Fusion, Knowledge, train_classifier
-from fedmate.components.integration import Reduction, Targets, fine_tune, integrate
-from fedmate.components.momentum import ServerMomentum
+from fedmate.components.feature_transmission import is_transmitted, parse_schedule, transmission_period
+from fedmate.components.prior_calibration import Calibrated
+from fedmate.components.prototype_scrutiny import Beta, Similarity, scrutinise, size_view
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes
-from fedmate.components.scrutiny import Beta, Similarity, scrutinise, size_view
-from fedmate.components.transmission import is_transmitted, parse_schedule, transmission_period
+from fedmate.components.server_momentum import ServerMomentum
 from fedmate.core import (
     MODEL_PARTS,
     ClientData,

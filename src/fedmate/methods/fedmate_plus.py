@@ -1,8 +1,8 @@
 """FedMate+: FedMate with prior calibration and server momentum: one personal model generalises and adapts.
 
-docs/beyond.md tells what was tried. A client's class shares are kept out of its model (`components/calibration.py`),
+docs/beyond.md tells what was tried. Class shares are kept out of the model (`components/prior_calibration.py`),
 which makes it as good on all classes as the federation is, and are put in again where they hold; the extractor moves
-with momentum (`components/momentum.py`). All of these are options of FedMate; here are other defaults.
+with momentum (`components/server_momentum.py`). All of these are options of FedMate; here are other defaults.
 
 Deviations: those of FedMate, whose paper it goes beyond.
 """
@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-from fedmate.components.calibration import CALIBRATION, LIMITS
-from fedmate.components.momentum import LIMITS as MOMENTUM_LIMITS
-from fedmate.components.momentum import SERVER_MOMENTUM
+from fedmate.components.prior_calibration import CALIBRATION, LIMITS
+from fedmate.components.server_momentum import LIMITS as MOMENTUM_LIMITS
+from fedmate.components.server_momentum import SERVER_MOMENTUM
 from fedmate.core import Limits, option
 from fedmate.methods.fedmate import FedMate
 

@@ -24,16 +24,16 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
-from fedmate.components.collaboration import (
+from fedmate.components.classifier_collaboration import (
     FeatureStatistics,
     combine,
     combining_weights,
     drop_small,
     local_statistics,
 )
-from fedmate.components.momentum import ServerMomentum
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
+from fedmate.components.server_momentum import ServerMomentum
 from fedmate.core import (
     MODEL_PARTS,
     ClientData,

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
 from fedmate.core import (

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import tune_classifier
 from fedmate.core import (
     ClientData,

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, LocalResult, Tree, Wire
 

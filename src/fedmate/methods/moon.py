@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from fedmate.components.calibration import Calibrated
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import (
     MODEL_PARTS,
@@ -41,7 +41,7 @@ from fedmate.core import (
     select,
     supervised_loss,
 )
-from fedmate.core.measure import all_features
+from fedmate.core.metrics import all_features
 
 PROJECTED = 256
 """The width of the official projection."""

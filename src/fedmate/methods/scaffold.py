@@ -30,8 +30,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.calibration import Calibrated
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
+from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import (
     MODEL_PARTS,
     Batch,

@@ -2,8 +2,8 @@
 
 from fedmate.models.base import Architecture
 from fedmate.models.cnn import AnimalsCNN, Cifar100CNN, CifarCNN, EmnistCNN
+from fedmate.models.custom import CustomModel
 from fedmate.models.digits_cnn import DigitsCNN
-from fedmate.models.given import Given
 from fedmate.models.mlp import MLP
 from fedmate.models.resnet import ResNet18
 from fedmate.registry import Registry
@@ -18,7 +18,7 @@ MODELS: Registry[type[Architecture]] = Registry(
         "cifar_cnn": CifarCNN,
         "digits_cnn": DigitsCNN,
         "emnist_cnn": EmnistCNN,
-        "given": Given,
+        "given": CustomModel,
         "mlp": MLP,
         "resnet18": ResNet18,
     },

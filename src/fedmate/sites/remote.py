@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmate.backends.admission import NotFiniteError, RefusedError, admit
 from fedmate.backends.base import NOT_FINITE, Backend, Cohort, Messages, Outcome, Round, itemise
 from fedmate.backends.precision import Precision
+from fedmate.backends.validation import NotFiniteError, RefusedError, validate_upload
 from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
 from fedmate.core.hollow import hollow_update
 from fedmate.errors import StoppedError
@@ -152,7 +152,7 @@ class Remote(Backend):
         losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
         upload, sound = like, False
         try:
-            upload = admit(answer.upload, like)
+            upload = validate_upload(answer.upload, like)
             sound = len(losses) == 2 and all(map(math.isfinite, losses)) and valid == [1.0]
             if not sound:
                 self.reasons[client] = NOT_FINITE

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from fedmate.core.data import ClientData, class_members
+from fedmate.core.execution import current_memory, is_unmapped
 from fedmate.core.layers import mask_context
 from fedmate.core.local import adjusted, cross_entropy
-from fedmate.core.memory import current_memory
 from fedmate.core.model import Model
 from fedmate.core.source import Source
 from fedmate.core.tree import Tree, leaves
-from fedmate.core.unmapped import is_unmapped
 
 CHUNK = 1000
 """Samples evaluated at once: enough to keep a processor busy, few enough for its memory."""

@@ -15,7 +15,7 @@ from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.components.scrutiny import (
+from fedmate.components.prototype_scrutiny import (
     Beta,
     Scrutiny,
     Similarity,

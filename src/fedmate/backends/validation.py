@@ -1,4 +1,4 @@
-"""Admission of uploads: what a client sends counts only if it is what a client of this method sends.
+"""Validation of uploads: an upload counts only if a client of this method could have sent it.
 
 One place for every back end. Inside a process structure cannot be wrong, and `is_sound` is all that is asked; it is a
 mask computed on the device. What arrives from elsewhere is held against a pattern first.
@@ -48,7 +48,7 @@ def _agree(upload: Tree) -> Tensor:
     return samples.eq(upload["class_counts"].sum())
 
 
-def admit(sent: Mapping[str, Tensor], like: Tree) -> Tree:
+def validate_upload(sent: Mapping[str, Tensor], like: Tree) -> Tree:
     """Return an upload that arrived as leaves by path, or raise `RefusedError`.
 
     Args:

@@ -10,8 +10,8 @@ from tests.installed import installed_example
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.components.mixing import mix_by_size
-from fedmate.components.momentum import ServerMomentum
+from fedmate.components.aggregation import mix_by_size
+from fedmate.components.server_momentum import ServerMomentum
 from fedmate.core import Model, Setup, Training, Tree, make_key, stack
 from fedmate.errors import UserError
 from fedmate.methods import METHODS

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmate.core.data import ClientData, class_means
-from fedmate.core.measure import all_features
+from fedmate.core.metrics import all_features
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree, tree_map
 

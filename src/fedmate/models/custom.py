@@ -1,4 +1,4 @@
-"""Given: a network handed over in Python."""
+"""A network given in Python."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedmate.models.base import Architecture
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Given(Architecture):
-    """A module that was handed to `fedmate.run(model=...)`; it starts from its own weights."""
+class CustomModel(Architecture):
+    """A module given to `fedmate.run(model=...)`; it starts from its own weights."""
 
     layer: str = option("classifier", "the name of its last layer")
     digest: str = option("", "fingerprint of its structure")

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fedmate.core import model as model_module
 from fedmate.core.data import ClientData, batches, pad, rows_of
-from fedmate.core.measure import CORE_CHUNK, all_features
+from fedmate.core.execution import is_unmapped, lay_out, unmapped
+from fedmate.core.metrics import CORE_CHUNK, all_features
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.source import Augmentation, Source
-from fedmate.core.unmapped import is_unmapped, lay_out, unmapped
 
 LAST = torch.channels_last
 channels = pytest.mark.parametrize("count", [1, 3])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.backends.admission import RefusedError, admit, is_sound
+from fedmate.backends.validation import RefusedError, is_sound, validate_upload
 from fedmate.core import Tree, flatten
 
 LOSS = torch.tensor(0.3)
@@ -26,14 +26,14 @@ def upload() -> Tree:
 
 def test_what_a_client_of_the_method_sends_is_admitted_in_the_order_of_the_pattern() -> None:
     sent = flatten(upload())
-    found = admit(dict(reversed(sent.items())), upload())
+    found = validate_upload(dict(reversed(sent.items())), upload())
     assert_close(flatten(found), sent)
     assert list(flatten(found)) == list(sent)
     assert is_sound(found, LOSS)
 
 
 def test_a_client_that_sends_nothing_is_admitted() -> None:
-    assert admit({}, {}) == {}
+    assert validate_upload({}, {}) == {}
     assert is_sound({}, LOSS)
     assert not is_sound({}, torch.tensor(torch.nan))
 
@@ -54,14 +54,14 @@ def test_a_client_that_sends_nothing_is_admitted() -> None:
 )
 def test_anything_else_is_refused_and_named(path: str, value: Tensor, reason: str) -> None:
     with pytest.raises(RefusedError, match=re.escape(reason)):
-        admit({**flatten(upload()), path: value}, upload())
+        validate_upload({**flatten(upload()), path: value}, upload())
 
 
 def test_a_missing_part_is_named() -> None:
     sent = flatten(upload())
     del sent["classifier/bias"]
     with pytest.raises(RefusedError, match="classifier/bias"):
-        admit(sent, upload())
+        validate_upload(sent, upload())
 
 
 @pytest.mark.parametrize(

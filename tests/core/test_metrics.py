@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedmate.core.data import PER_CLIENT, ClientData, client_data, pad, stack_clients
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.measure import CHUNK, class_accuracies, mean_loss
+from fedmate.core.metrics import CHUNK, class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree, stack, tree_map
 

@@ -14,8 +14,8 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedmate.components import collaboration
-from fedmate.components.collaboration import (
+from fedmate.components import classifier_collaboration
+from fedmate.components.classifier_collaboration import (
     VARIANCE_FLOOR,
     combine,
     combining_weights,
@@ -193,9 +193,9 @@ def test_hard_problems_are_solved(clients: int, width: int) -> None:
 
 
 def test_the_number_of_steps_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collaboration, "ITERATIONS", collaboration.ITERATIONS - 3)
+    monkeypatch.setattr(classifier_collaboration, "ITERATIONS", classifier_collaboration.ITERATIONS - 3)
     test_hard_problems_are_solved(60, 2)
-    monkeypatch.setattr(collaboration, "ITERATIONS", 4)
+    monkeypatch.setattr(classifier_collaboration, "ITERATIONS", 4)
     with pytest.raises(AssertionError):
         test_hard_problems_are_solved(60, 2)
 
@@ -368,9 +368,9 @@ def test_a_common_offset_does_not_matter() -> None:
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     shares, variances = random(47, 9, 2, 3), uniform(make_key(48), (9,)).double()
     whole = combining_weights(shares, variances, everybody(9))
-    monkeypatch.setattr(collaboration, "CHUNK", 4 * 81)
+    monkeypatch.setattr(classifier_collaboration, "CHUNK", 4 * 81)
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
-    monkeypatch.setattr(collaboration, "CHUNK", 1)
+    monkeypatch.setattr(classifier_collaboration, "CHUNK", 1)
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
 from fedmate.core import Tree
 
 SERVER: Tree = {

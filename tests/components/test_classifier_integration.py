@@ -10,8 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.integration import Reduction, Targets, fine_tune, integrate, prototype_loss, reduce_classes
-from fedmate.components.scrutiny import size_view
+from fedmate.components.classifier_integration import (
+    Reduction,
+    Targets,
+    fine_tune,
+    integrate,
+    prototype_loss,
+    reduce_classes,
+)
+from fedmate.components.prototype_scrutiny import size_view
 from fedmate.core import Model, Tree, make_key, normal
 
 CLASSES, WIDTH = 4, 3

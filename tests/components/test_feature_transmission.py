@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmate.components.transmission import is_transmitted, parse_schedule, transmission_period
+from fedmate.components.feature_transmission import is_transmitted, parse_schedule, transmission_period
 from fedmate.core import Model, Setup, Training, make_key
 from fedmate.errors import UserError
 from fedmate.methods.fedmate import FedMate

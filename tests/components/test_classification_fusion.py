@@ -11,9 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from fedmate.components.classification_fusion import (
+    FusedClassifier,
+    Fusion,
+    Knowledge,
+    compare,
+    fusion_losses,
+    train_classifier,
+)
+from fedmate.components.classifier_integration import Reduction
 from fedmate.components.discriminators import Kind, Rows, init_discriminator, score
-from fedmate.components.fusion import FusedClassifier, Fusion, Knowledge, compare, fusion_losses, train_classifier
-from fedmate.components.integration import Reduction
 from fedmate.core import (
     SGD,
     Batch,

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmate.components.mixing import mix_by_size
+from fedmate.components.aggregation import mix_by_size
 from fedmate.core.method import Method
 from fedmate.core.options import Limits, option
 from fedmate.core.tree import Tree, select, tree_map, where

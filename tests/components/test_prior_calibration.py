@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round
 from fedmate.backends.client import accuracies
 from fedmate.backends.sequential import Sequential
-from fedmate.components.calibration import BARRIER, Calibrated, estimate_prior, prior_adjustment
+from fedmate.components.prior_calibration import BARRIER, Calibrated, estimate_prior, prior_adjustment
 from fedmate.core import (
     Federation,
     Setup,

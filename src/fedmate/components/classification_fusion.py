@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmate.components.classifier_integration import Reduction, prototype_loss, reduce_classes
 from fedmate.components.discriminators import Kind, Rows, adversarial_losses, discriminator_loss
-from fedmate.components.integration import Reduction, prototype_loss, reduce_classes
 from fedmate.core.data import Batch
 from fedmate.core.local import SGD, adjusted, cross_entropy, gradient, loop
 from fedmate.core.model import Model

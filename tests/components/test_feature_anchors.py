@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.anchors import anchor_loss, calibration_loss, initial_anchors
+from fedmate.components.feature_anchors import anchor_loss, calibration_loss, initial_anchors
 from fedmate.core import Batch, Model, make_key, normal
 
 LABELS = torch.tensor([0, 2, 2, 0, 2])
