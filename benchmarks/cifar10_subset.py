@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate import storage
-from fedmate.datasets import DATASETS
-from fedmate.datasets.place import data_folder
+from fedmate.data import DATASETS
+from fedmate.data.paths import data_folder
 from fedmate.errors import UserError
 
 CHOSEN = Path(__file__).with_name("cifar10_images.json")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
-from fedmate.partitions import PARTITIONS, Deck
 
 SAMPLES, CLIENTS, REPEATS = 1_000_000, 10_000, 3
 
@@ -42,7 +42,7 @@ def deal(name: str, options: dict[str, Any], classes: int) -> tuple[float, str]:
     partition = PARTITIONS[name](clients=CLIENTS, **options)
     started = time.process_time()
     try:
-        hands = partition.split(Deck(labels, classes, np.random.default_rng(0), (), owners))
+        hands = partition.split(PartitionInput(labels, classes, np.random.default_rng(0), (), owners))
     except UserError as error:
         outcome = str(error).rpartition("; ")[2].rstrip(".")
     else:

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 import torch
 
-from fedmate.datasets.place import VARIABLE
+from fedmate.data.paths import VARIABLE
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("fedmate", deadline=None)

@@ -20,9 +20,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "components": ("components", "core", "errors"),
     "methods": ("methods", "components", "core", "registry", "errors"),
     "backends": ("backends", "core", "registry", "errors"),
-    "sites": ("sites", "backends", "core", "datasets", "experiment", "storage", "errors"),
-    "datasets": ("datasets", "core", "registry", "storage", "errors"),
-    "partitions": ("partitions", "core", "registry", "errors"),
+    "sites": ("sites", "backends", "core", "data", "experiment", "storage", "errors"),
+    "data": ("data", "core", "registry", "storage", "errors"),
     "models": ("models", "core", "registry", "errors"),
     "report": ("report", "experiment.record", "errors"),
     "deploy": ("deploy", "core", "experiment", "flower.probe", "sites", "storage", "errors"),
@@ -36,8 +35,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "core": ("torch", "safetensors"),
     "components": ("torch",),
     "methods": ("torch",),
-    "datasets": ("torch", "numpy", "sklearn", "PIL"),
-    "partitions": ("torch", "numpy"),
+    "data": ("torch", "numpy", "sklearn", "PIL"),
     "models": ("torch",),
     "deploy": ("cryptography",),
     "sites": ("torch", "numpy"),
@@ -50,7 +48,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
 MAY_PRINT = ("cli", "report")
 MOST_LINES = 350
 
-MAY_UNPICKLE = "datasets/pickles.py"
+MAY_UNPICKLE = "data/pickles.py"
 """The one reader of pickles, which admits numbers and names only."""
 
 MAY_WRITE = "storage.py"
@@ -227,7 +225,7 @@ def test_the_areas_with_rules_exist() -> None:
         ("methods/fedavg.py", "import scipy.optimize"),
         ("backends/base.py", "from fedmate.methods import METHODS"),
         ("backends/base.py", "from fedmate.experiment.record import Record"),
-        ("datasets/digits.py", "from fedmate.partitions import PARTITIONS"),
+        ("data/digits.py", "from fedmate.models import MODELS"),
         ("report/page.py", "from fedmate.experiment.run import run"),
         ("report/page.py", "from fedmate.core import Tree"),
         ("experiment/run.py", "from fedmate.cli import main"),

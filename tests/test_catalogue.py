@@ -12,7 +12,7 @@ from fedmate.catalogue import TABLES, catalogue
 from fedmate.core import Training, option
 from fedmate.core.options import options_of
 from fedmate.costs import costs_of
-from fedmate.datasets import DATASETS, Arrays, Dataset
+from fedmate.data import DATASETS, Arrays, Dataset
 from fedmate.errors import UserError
 from fedmate.experiment.config import General
 from fedmate.experiment.tuned import tuned_on

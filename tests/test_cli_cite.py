@@ -15,7 +15,7 @@ from tests.test_cli import SMALL, Fedmate, lacking, refuse
 import fedmate
 from fedmate.citations import entries_of
 from fedmate.components.prior_calibration import BIBTEX
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
 from fedmate.methods import METHODS
 from fedmate.methods.fedavg import FedAvg
 

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tests import test_cli
-from tests.datasets.site import SOURCE, Site, serving
+from tests.data.site import SOURCE, Site, serving
 from tests.test_cli import Fedmate, lacking, refuse, snapshot
 
 from fedmate import storage
 from fedmate.cli import data
 from fedmate.cli.app import Terminated
 from fedmate.core import option
-from fedmate.datasets import DATASETS, Arrays, Normalisation, Samples, download
-from fedmate.datasets.files import Content, FileDataset, missing
-from fedmate.datasets.official import OFFICIAL, Origin
+from fedmate.data import DATASETS, Arrays, Normalisation, Samples, download
+from fedmate.data.files import Content, FileDataset, missing
+from fedmate.data.sources import OFFICIAL, Origin
 
 fedmate_ = test_cli.fedmate_
 
@@ -65,7 +65,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
         for name in ("FEDMATE_DATA", "LOCALAPPDATA"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-        monkeypatch.setattr("fedmate.datasets.place.sys.platform", "linux")
+        monkeypatch.setattr("fedmate.data.paths.sys.platform", "linux")
         monkeypatch.setitem(DATASETS._rows, "tiny", Tiny)
         publish(monkeypatch, site, "whole")
         yield site

@@ -16,7 +16,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate
 
 import fedmate
-from fedmate.datasets.digits import Digits
+from fedmate.data.digits import Digits
 from fedmate.experiment.priors import Calibration
 
 PIXELS = Digits().load(Path()).train.x[:4]

@@ -13,7 +13,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate, snapshot
 
 from fedmate.core import option
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Layer, parse_set
 from fedmate.experiment.deal import deal

@@ -21,8 +21,8 @@ from tests.test_cli import Fedmate, lacking, refuse, snapshot
 
 from fedmate import cli, storage
 from fedmate.cli.app import Terminated
-from fedmate.datasets import Arrays, Samples
-from fedmate.datasets.digits import Digits
+from fedmate.data import Arrays, Samples
+from fedmate.data.digits import Digits
 from fedmate.experiment import jobs
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record

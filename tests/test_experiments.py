@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmate.core.options import options_of
+from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.experiment.deal import deal
 from fedmate.experiment.given import NOTHING
 from fedmate.methods import METHODS
-from fedmate.partitions import PARTITIONS, Deck
 from fedmate.reproduce.grid import Cell, Grid, Wanted
 from fedmate.reproduce.measures import MEASURES
 from fedmate.reproduce.presentation import SHOWS
@@ -100,7 +100,7 @@ def counts(cell: Cell, labels: NDArray[np.int64], groups: tuple[tuple[int, ...],
     """Return how many samples of each class the clients of a cell get, `[clients, classes]`."""
     partition = PARTITIONS[cell.experiment.partition.name](**cell.experiment.partition.options)
     classes = int(labels.max()) + 1
-    hands = partition.split(Deck(labels, classes, np.random.default_rng(0), groups))
+    hands = partition.split(PartitionInput(labels, classes, np.random.default_rng(0), groups))
     return np.stack([np.bincount(labels[rows], minlength=classes) for rows in hands])
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedmate.backends import BACKENDS
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
+from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import FedmateError, UserError, nearest
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
-from fedmate.partitions import PARTITIONS
 from fedmate.registry import Registry
 
 COLOURS = Registry("colours", {"red": 1, "green": 2, "blue": 3})

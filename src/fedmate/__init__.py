@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedmate.api import adapt, compare, export, load, load_model, predict, run
-    from fedmate.datasets.given import Pool, Sites
+    from fedmate.data.arrays import Pool, Sites
     from fedmate.errors import DivergedError, FedmateError, NoteWarning, UserError
     from fedmate.experiment.adapt import Adaptation
     from fedmate.experiment.portable import PortableModel, Predictions
@@ -48,11 +48,11 @@ _PLACES = {
     "DivergedError": "fedmate.errors",
     "FedmateError": "fedmate.errors",
     "NoteWarning": "fedmate.errors",
-    "Pool": "fedmate.datasets.given",
+    "Pool": "fedmate.data.arrays",
     "PortableModel": "fedmate.experiment.portable",
     "Predictions": "fedmate.experiment.portable",
     "Record": "fedmate.experiment.record",
-    "Sites": "fedmate.datasets.given",
+    "Sites": "fedmate.data.arrays",
     "UserError": "fedmate.errors",
     "adapt": "fedmate.api",
     "compare": "fedmate.api",

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 from rich.console import Console
 from torch import nn
 
-from fedmate.datasets.given import ArrayLike, Pool, Sites
+from fedmate.data.arrays import ArrayLike, Pool, Sites
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment import adapt as adapting
 from fedmate.experiment import portable

@@ -11,13 +11,13 @@ from fedmate.backends import BACKENDS
 from fedmate.core import Method, Training
 from fedmate.core.options import options_of
 from fedmate.costs import SETTING, costs_of
-from fedmate.datasets import DATASETS, Dataset
+from fedmate.data import DATASETS, Dataset
+from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import General
 from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
-from fedmate.partitions import PARTITIONS
 from fedmate.registry import Registry
 
 SECTIONS: dict[str, type] = {"settings": General, "training": Training}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmate.components import prior_calibration, server_momentum
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
 from fedmate.methods import METHODS

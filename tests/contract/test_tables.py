@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from fedmate.core import Model, gradient
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
+from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import Layer, resolve
 from fedmate.experiment.given import Given
 from fedmate.models import MODELS
-from fedmate.partitions import PARTITIONS, Deck
 from fedmate.registry import Registry
 
 INPUTS = {"digits_cnn": (1, 8, 8), "emnist_cnn": (1, 28, 28)}
@@ -96,7 +96,9 @@ def test_a_partition_deals_to_everybody_and_repeats_itself(name: str) -> None:
     labels = np.repeat(np.arange(10), 60)
     owners = np.arange(600) % 7
     first, again, other = (
-        PARTITIONS[name](clients=6, examples=30).split(Deck(labels, 10, np.random.default_rng(seed), clients=owners))
+        PARTITIONS[name](clients=6, examples=30).split(
+            PartitionInput(labels, 10, np.random.default_rng(seed), clients=owners)
+        )
         for seed in (0, 0, 1)
     )
     assert len(first) == 6

@@ -18,7 +18,7 @@ import fedmate
 from fedmate import cli
 from fedmate.backends.client import Adapted
 from fedmate.core import Augmentation, flatten
-from fedmate.datasets import DATASETS, Samples
+from fedmate.data import DATASETS, Samples
 from fedmate.errors import UserError
 from fedmate.experiment.adapt import _notes
 from fedmate.experiment.build import build

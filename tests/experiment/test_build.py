@@ -14,7 +14,7 @@ import torch
 from fedmate.backends.sequential import Sequential
 from fedmate.backends.vectorised import Vectorised
 from fedmate.core import Augmentation, Federation, client_data, flatten
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, _calibration_notes, build, flops_per_step
 from fedmate.experiment.config import Layer, parse_set, resolve

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedmate.core import Limits, Training, option
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General, Layer, load_file, parse_set, resolve
 

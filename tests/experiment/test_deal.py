@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedmate import Pool, Sites
-from fedmate.datasets import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
+from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, parse_set

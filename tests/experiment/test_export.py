@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import fedmate
 from fedmate.core import ClientData, LocalResult, Method, Tree, Wire, fold, random_bits, tree_map
 from fedmate.core.layers import BufferPolicy
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
-from fedmate.datasets.digits import Digits
-from fedmate.datasets.given import Pool
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
+from fedmate.data.arrays import Pool
+from fedmate.data.digits import Digits
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.compose import Request

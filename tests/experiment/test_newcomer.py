@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmate.datasets import Normalisation
-from fedmate.datasets.given import Pool
+from fedmate.data import Normalisation
+from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.card import Card
 from fedmate.experiment.newcomer import Newcomer, number_labels, read_newcomer

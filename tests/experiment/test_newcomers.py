@@ -16,7 +16,7 @@ from torch import nn
 from fedmate.api import load, run
 from fedmate.backends import BACKENDS, in_process
 from fedmate.core import ClientData, make_key
-from fedmate.datasets.given import Pool, Sites
+from fedmate.data.arrays import Pool, Sites
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.compose import Request, compose

@@ -23,8 +23,8 @@ import fedmate
 from fedmate.core.layers import drop_statistics
 from fedmate.core.metrics import CHUNK
 from fedmate.core.serialise import digest
-from fedmate.datasets import Normalisation
-from fedmate.datasets.digits import NORMALISATION
+from fedmate.data import Normalisation
+from fedmate.data.digits import NORMALISATION
 from fedmate.errors import UserError
 from fedmate.experiment.card import Card
 from fedmate.experiment.given import structure

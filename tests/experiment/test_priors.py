@@ -21,8 +21,8 @@ from torch import nn
 import fedmate
 from fedmate.components.prior_calibration import prior_adjustment
 from fedmate.core.serialise import pack, unpack
-from fedmate.datasets import DATASETS, Normalisation
-from fedmate.datasets.given import Pool
+from fedmate.data import DATASETS, Normalisation
+from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.card import Card

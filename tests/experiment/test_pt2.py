@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedmate.core.layers import drop_statistics
 from fedmate.core.serialise import DamagedError
-from fedmate.datasets import Normalisation
+from fedmate.data import Normalisation
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
 from fedmate.experiment.card import Card

@@ -24,9 +24,9 @@ from fedmate.backends.base import Round
 from fedmate.core import Tree
 from fedmate.core.options import options_of
 from fedmate.core.serialise import digest, unpack
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
-from fedmate.datasets.digits import Digits
-from fedmate.datasets.given import Pool
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
+from fedmate.data.arrays import Pool
+from fedmate.data.digits import Digits
 from fedmate.errors import UserError
 from fedmate.experiment import recorder as recorder_module
 from fedmate.experiment.build import Built

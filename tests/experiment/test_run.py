@@ -21,8 +21,8 @@ from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import flatten
 from fedmate.core.options import options_of
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
-from fedmate.datasets.digits import Digits
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
+from fedmate.data.digits import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.compose import Request, compose

@@ -11,7 +11,7 @@ import pytest
 
 from fedmate.catalogue import catalogue
 from fedmate.core import Training
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment import tuned
 from fedmate.experiment.compose import Request, compose

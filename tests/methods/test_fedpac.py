@@ -35,7 +35,7 @@ from fedmate.core import (
     tree_map,
     uniform,
 )
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.methods import fedpac
 from fedmate.methods.fedpac import FedPAC

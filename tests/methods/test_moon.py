@@ -41,9 +41,9 @@ from fedmate.core import (
     unmapped,
 )
 from fedmate.core.layers import sample_context
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
-from fedmate.datasets.digits import Digits
-from fedmate.datasets.given import Pool
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
+from fedmate.data.arrays import Pool
+from fedmate.data.digits import Digits
 from fedmate.experiment.build import Built
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import nest

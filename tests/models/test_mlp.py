@@ -15,7 +15,7 @@ import fedmate
 from fedmate.backends import BACKENDS
 from fedmate.backends.base import Round
 from fedmate.core import Federation, Model, Setup, Training, client_data, fold, make_key, normal
-from fedmate.datasets.given import Pool
+from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.portable import load_model
 from fedmate.methods import METHODS

@@ -34,8 +34,8 @@ from fedmate.core import (
     normal,
 )
 from fedmate.core.layers import mask_context
-from fedmate.datasets import Normalisation
-from fedmate.datasets.given import Pool
+from fedmate.data import Normalisation
+from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.card import Card
 from fedmate.experiment.config import Layer, resolve

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedmate import cli, storage
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples
-from fedmate.datasets.digits import Digits
+from fedmate.data import DATASETS, Arrays, Dataset, Samples
+from fedmate.data.digits import Digits
 from fedmate.experiment import recorder
 from fedmate.experiment.checkpoint import Manifest
 

@@ -25,8 +25,8 @@ from fedmate.cli.app import DataDir, SkipBad, make_console, status
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmate.datasets import Arrays, Dataset
-    from fedmate.datasets.official import File, Origin
+    from fedmate.data import Arrays, Dataset
+    from fedmate.data.sources import File, Origin
 
 NAMED = 10
 """How many classes are named before the rest is left to the reader."""
@@ -44,7 +44,7 @@ def data(
     data_dir: DataDir = None,
 ) -> None:
     """Fetch a data set, check it and tell what it holds; list all without a name."""
-    from fedmate.datasets.place import data_folder
+    from fedmate.data.paths import data_folder
 
     if name is None and (set_ or skip_bad):
         raise UserError("`--set` and `--skip-bad` are about one data set; name it.")
@@ -65,7 +65,7 @@ def data(
 def _choose(name: str, assignments: Sequence[str], skip_bad: bool) -> Dataset:
     """Return the data set with the options that were asked for."""
     from fedmate.core.options import options_of
-    from fedmate.datasets import DATASETS
+    from fedmate.data import DATASETS
     from fedmate.experiment.config import Layer, check_shape, lookup, nest, parse_set, resolve
 
     cls = lookup("dataset", DATASETS, name, "the command")
@@ -86,14 +86,14 @@ def _choose(name: str, assignments: Sequence[str], skip_bad: bool) -> Dataset:
 
 
 def _origin(name: str) -> Origin:
-    from fedmate.datasets.official import OFFICIAL, Origin
+    from fedmate.data.sources import OFFICIAL, Origin
 
     return OFFICIAL.get(name, Origin(""))
 
 
 def _find(name: str, dataset: Dataset, folder: Path, console: Console) -> list[Path]:
     """Return the files of a data set; what is not there is fetched, or said how to get."""
-    from fedmate.datasets.files import FileDataset
+    from fedmate.data.files import FileDataset
 
     if not isinstance(dataset, FileDataset):
         return []
@@ -115,7 +115,7 @@ def _find(name: str, dataset: Dataset, folder: Path, console: Console) -> list[P
 
 
 def _fetch(name: str, files: Sequence[File], folder: Path, console: Console) -> None:
-    from fedmate.datasets.download import fetch
+    from fedmate.data.download import fetch
 
     try:
         with _Arrivals(console) as arrivals:
@@ -169,7 +169,7 @@ def _bars(console: Console) -> Progress:
 
 def _check(origin: Origin, found: Sequence[Path]) -> list[File]:
     """Return which published files were found, or raise `UserError` if one of them is not what was published."""
-    from fedmate.datasets.download import check
+    from fedmate.data.download import check
 
     # By the last part of the name: loaders look into other folders, too.
     published = {PurePosixPath(file.name).name: file for file in (*origin.files, *origin.others)}
@@ -202,7 +202,7 @@ def _describe(name: str, arrays: Arrays, found: Sequence[Path], checked: Sequenc
 
 def _list(folder: Path) -> Iterator[str]:
     """Yield the lines that tell which data sets there are, and which of them are at hand."""
-    from fedmate.datasets import DATASETS
+    from fedmate.data import DATASETS
 
     yield f"data sets in {folder}:"
     for name in DATASETS.names():
@@ -217,7 +217,7 @@ def _list(folder: Path) -> Iterator[str]:
 
 def _standing(name: str, dataset: Dataset, folder: Path) -> str:
     """Say whether a data set is at hand, and how to get it if it is not."""
-    from fedmate.datasets.files import FileDataset
+    from fedmate.data.files import FileDataset
 
     if isinstance(dataset, FileDataset):
         with suppress(UserError, OSError):

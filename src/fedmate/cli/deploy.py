@@ -93,7 +93,7 @@ def status(
     ] = None,
 ) -> None:
     """Tell how far a site or a server has come; nothing is changed."""
-    from fedmate.datasets.place import expand
+    from fedmate.data.paths import expand
     from fedmate.deploy.status import is_run, site_status
     from fedmate.flower.node import USUAL, VARIABLE
     from fedmate.sites.local import read_site

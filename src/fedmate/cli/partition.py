@@ -68,7 +68,7 @@ def _holdings(experiment: Experiment, dealt: Deal) -> Holdings:
 def _described(section: Section) -> str:
     """Name a partition with its own options: the first, and others that are not as they come."""
     from fedmate.core.options import options_of
-    from fedmate.partitions import PARTITIONS, Partition
+    from fedmate.data.partitions import PARTITIONS, Partition
 
     common, options = options_of(Partition), options_of(PARTITIONS[section.name])
     own = [key for key in options if key not in common]

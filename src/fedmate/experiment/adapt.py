@@ -15,8 +15,8 @@ from torch import nn
 from fedmate.backends.base import View, initial_newcomer, one_thread, welcome
 from fedmate.backends.client import Adapted, accuracies, adapt_client
 from fedmate.core import ClientData, Tree, class_counts, fold, unmapped
-from fedmate.datasets import Samples
-from fedmate.datasets.given import Pool
+from fedmate.data import Samples
+from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.deal import ready
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution

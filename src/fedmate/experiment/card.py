@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedmate.datasets import Normalisation
+from fedmate.data import Normalisation
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fedmate.backends import BACKENDS
 from fedmate.core import Limits, Method, Training, option
 from fedmate.core.options import check_options, options_of
-from fedmate.datasets import DATASETS, Dataset
-from fedmate.datasets.place import expand
+from fedmate.data import DATASETS, Dataset
+from fedmate.data.partitions import PARTITIONS, Partition
+from fedmate.data.paths import expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.experiment.values import NONE, check_type
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
-from fedmate.partitions import PARTITIONS, Partition
 from fedmate.registry import Registry
 
 Values: TypeAlias = dict[str, Any]

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedmate.core import ClientData, Federation, rows_of
-from fedmate.datasets import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
-from fedmate.datasets.place import data_folder
-from fedmate.datasets.sites import AtSites
+from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
+from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
+from fedmate.data.paths import data_folder
+from fedmate.data.sites import AtSites
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.given import Given
-from fedmate.partitions import PARTITIONS, Deck, repeat_samples
 
 Rows = NDArray[np.int64]
 
@@ -115,7 +115,7 @@ def deal(experiment: Experiment, given: Given) -> Deal:
     if isinstance(dataset, AtSites):
         return _stand_ins(experiment, dataset)
     arrays = given.data.arrays if given.data else _load(experiment.dataset.name, dataset, data_folder(given.folder))
-    hands = given.data.hands if given.data else None
+    hands = given.data.client_rows if given.data else None
     held = np.array([], np.int64) if hands else _hold_back(experiment, arrays)
     kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)
     if hands is None:
@@ -236,7 +236,7 @@ def _split(experiment: Experiment, dataset: Dataset, arrays: Arrays, kept: Rows)
     partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
     owners = None if arrays.clients is None else arrays.clients[kept]
     rng, classes = random_of(experiment, b"partition"), len(arrays.class_names)
-    return partition.split(Deck(arrays.train.y[kept], classes, rng, dataset.groups, owners))
+    return partition.split(PartitionInput(arrays.train.y[kept], classes, rng, dataset.groups, owners))
 
 
 def _take(samples: Samples, rows: Rows) -> Samples:

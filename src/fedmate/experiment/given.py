@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedmate.datasets.given import Pool, Sites, fingerprint
+from fedmate.data.arrays import Pool, Sites, fingerprint
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, Layer
 
@@ -40,8 +40,8 @@ class Given(NamedTuple):
         values: dict[str, dict[str, Any]] = {}
         if self.data is not None:
             values["dataset"] = {"name": "given", "digest": fingerprint(self.data)}
-            if self.data.hands is not None:
-                values["partition"] = {"name": "given", "clients": len(self.data.hands)}
+            if self.data.client_rows is not None:
+                values["partition"] = {"name": "given", "clients": len(self.data.client_rows)}
         if self.module is not None:
             if self.classifier is None:
                 # Layers come in the order they were made, which is mostly the order they are used in.
@@ -63,9 +63,9 @@ class Given(NamedTuple):
             _check_name("data", "dataset", experiment.dataset.name)
             if experiment.dataset.options["digest"] != fingerprint(self.data):
                 raise UserError("`data` holds other samples than the run began with; give the same arrays.")
-            if self.data.hands is not None:
+            if self.data.client_rows is not None:
                 _check_name("data", "partition", experiment.partition.name)
-                _check_sites(len(self.data.hands), experiment.partition.options)
+                _check_sites(len(self.data.client_rows), experiment.partition.options)
         if self.module is not None:
             _check_name("model", "model", experiment.model.name)
             if experiment.model.options["digest"] != structure(self.module):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmate.datasets.given import as_numbers
-from fedmate.datasets.npz import read_numpy
+from fedmate.data.arrays import as_numbers
+from fedmate.data.npz import read_numpy
 from fedmate.errors import UserError
 
 NAMES = ("x", "test_x")

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmate.datasets import Samples, hold_back
-from fedmate.datasets.given import Pool, as_numbers
+from fedmate.data import Samples, hold_back
+from fedmate.data.arrays import Pool, as_numbers
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.card import Card
 from fedmate.experiment.inputs import Table, as_samples, excerpt, of_no_kind, read_arrays, read_table

@@ -25,8 +25,8 @@ from fedmate.core import Augmentation
 from fedmate.core.layers import drop_statistics
 from fedmate.core.metrics import CHUNK
 from fedmate.core.serialise import DamagedError, pack, unpack
-from fedmate.datasets import Normalisation
-from fedmate.datasets.given import ArrayLike, as_numbers
+from fedmate.data import Normalisation
+from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
 from fedmate.experiment.build import make_method

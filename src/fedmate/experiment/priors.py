@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmate.components.prior_calibration import estimate_prior, prior_adjustment
-from fedmate.datasets.given import ArrayLike, for_numpy
+from fedmate.data.arrays import ArrayLike, for_numpy
 from fedmate.errors import UserError
 from fedmate.experiment.inputs import excerpt
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fedmate.core import ClientData, Federation, Method, Tree, class_counts, make_key
-from fedmate.datasets.place import expand
+from fedmate.data.paths import expand
 from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.card import Card

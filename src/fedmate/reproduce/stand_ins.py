@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedmate.core.options import options_of
-from fedmate.datasets import DATASETS
-from fedmate.datasets.files import FileDataset
-from fedmate.datasets.place import data_folder
+from fedmate.data import DATASETS
+from fedmate.data.files import FileDataset
+from fedmate.data.paths import data_folder
 from fedmate.errors import UserError
 from fedmate.experiment.config import Values
 from fedmate.reproduce.grid import Column, Grid, Wanted

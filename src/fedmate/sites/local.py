@@ -20,10 +20,10 @@ import numpy as np
 
 from fedmate.core import ClientData
 from fedmate.core.options import options_of
-from fedmate.datasets import DATASETS, Arrays, Dataset, Samples, hold_back
-from fedmate.datasets.files import ImageDataset
-from fedmate.datasets.place import data_folder, expand
-from fedmate.datasets.sites import AtSites
+from fedmate.data import DATASETS, Arrays, Dataset, Samples, hold_back
+from fedmate.data.files import ImageDataset
+from fedmate.data.paths import data_folder, expand
+from fedmate.data.sites import AtSites
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve

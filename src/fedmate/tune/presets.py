@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fedmate import storage
 from fedmate.core.options import options_of
-from fedmate.datasets import DATASETS
+from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.config import load_file
 from fedmate.experiment.tuned import check_entries

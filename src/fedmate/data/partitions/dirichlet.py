@@ -1,0 +1,58 @@
+"""Dirichlet: each class is dealt to clients in proportions drawn from a Dirichlet distribution.
+
+Clients never overlap and differ in size; `examples` cuts the large ones, at random. A client that would get nothing
+receives one sample from the largest, so that it can take part.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmate.core import Limits, option
+from fedmate.data.partitions.base import Indices, Partition, PartitionInput, group_by_client
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(Partition):
+    """Label and size skew of adjustable strength."""
+
+    alpha: float = option(0.5, "concentration; small values give each class to few clients", Limits(above=0))
+
+    def assign(self, data: PartitionInput) -> list[Indices]:
+        """Deal one class after the other."""
+        by_class = data.shuffled_by_class()
+        owners = np.concatenate([self._owners(len(rows), data.rng) for rows in by_class])
+        client_rows = group_by_client(np.concatenate(by_class), owners, self.clients)
+        client_rows = [data.rng.permutation(rows) for rows in client_rows]
+        _fill_empty(client_rows)
+        return [rows[: self.cap(len(rows))] for rows in client_rows]
+
+    def _owners(self, samples: int, rng: np.random.Generator) -> Indices:
+        """Return whose each sample of a class is: the first client's come first."""
+        ends = np.round(self._shares(rng).cumsum() * samples).clip(max=samples).astype(np.int64)
+        # Shares add up to one but for rounding, which must not lose the last sample.
+        ends[-1] = samples
+        return np.repeat(np.arange(self.clients), np.diff(ends, prepend=0))
+
+    def _shares(self, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Draw proportions; where alpha overflows they are equal, which is what it tends to."""
+        shares = rng.dirichlet(np.full(self.clients, self.alpha))
+        usable = np.isfinite(shares).all() and np.isclose(shares.sum(), 1)
+        return shares if usable else np.full(self.clients, 1 / self.clients)
+
+
+def _fill_empty(client_rows: list[Indices]) -> None:
+    """Let the largest client of the moment, the first of equals, give a sample to each that has none."""
+    sizes = [(-len(rows), i) for i, rows in enumerate(client_rows)]
+    heapq.heapify(sizes)
+    for i, rows in enumerate(client_rows):
+        if not len(rows):
+            size, largest = sizes[0]
+            client_rows[i], client_rows[largest] = client_rows[largest][:1], client_rows[largest][1:]
+            heapq.heapreplace(sizes, (size + 1, largest))

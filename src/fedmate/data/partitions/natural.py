@@ -1,0 +1,63 @@
+"""Natural: clients as the data set has them, such as the writers of handwritten characters.
+
+Each holds its own samples. Of those that have `minimum` samples at least, `clients` are chosen at random, or all take
+part; `examples` cuts the large ones, at random.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedmate.core import Limits, option
+from fedmate.data.partitions.base import Indices, Partition, PartitionInput, group_by_client
+from fedmate.errors import UserError
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Natural(Partition):
+    """Clients as the data set has them."""
+
+    # Wider than what others take: only here is it known without being said how many there are.
+    clients: int | None = option(  # type: ignore[assignment]
+        None, "how many of them, chosen at random; all if left out", Limits(at_least=1)
+    )
+    minimum: int = option(1, "clients with fewer samples are left out", Limits(at_least=1))
+
+    def assign(self, data: PartitionInput) -> list[Indices]:
+        """Choose clients, then cut what each has."""
+        _, owners = np.unique(_owners(data), return_inverse=True)
+        client_rows = group_by_client(np.arange(len(owners), dtype=np.int64), owners, int(owners.max()) + 1)
+        client_rows = [rows for rows in client_rows if len(rows) >= self.minimum]
+        if self.clients is not None:
+            # In the data set's order, whoever was drawn first.
+            client_rows = [client_rows[i] for i in np.sort(data.rng.permutation(len(client_rows))[: self.clients])]
+        return [data.rng.permutation(rows)[: self.cap(len(rows))] for rows in client_rows]
+
+    def check(self, data: PartitionInput) -> None:
+        """Refuse a data set without clients, or with too few."""
+        _, sizes = np.unique(_owners(data), return_counts=True)
+        found = int((sizes >= self.minimum).sum())
+        if not found:
+            raise UserError(
+                f"`partition.minimum` is {self.minimum}, but no client has more than {sizes.max(initial=0)} samples; "
+                "set it to at most that."
+            )
+        if self.clients is not None and self.clients > found:
+            enough = "" if self.minimum == 1 else f" with {self.minimum} samples or more"
+            raise UserError(
+                f"`partition.clients` is {self.clients}, but the data set has {found} clients{enough}; use at most "
+                "that many."
+            )
+
+
+def _owners(data: PartitionInput) -> Indices:
+    if data.clients is None:
+        raise UserError(
+            "`partition.name` is `natural`, but the data set does not tell whose each sample is; use another "
+            "partition, or the data set `npz` with a file that has an array `train_client`."
+        )
+    return data.clients

@@ -1,0 +1,87 @@
+"""What the tests of partitions share: labels, dealing, and what every partition promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmate.data.partitions import PARTITIONS, Partition, PartitionInput
+from fedmate.data.partitions.share import Share
+from fedmate.errors import UserError
+
+Labels = NDArray[np.int64]
+
+CLASSES = 10
+DEALT = tuple(name for name in PARTITIONS.names() if name != "given")
+"""The partitions that deal; what is `given` in Python is dealt already."""
+
+OVERLAPPING = ("pathological",)
+"""Those in which two clients may hold the same sample."""
+
+
+def balanced(samples: int, classes: int = CLASSES) -> Labels:
+    """Labels in random order, as many of each class as of the others (or one more)."""
+    labels: Labels = np.random.default_rng(0).permutation(np.arange(samples, dtype=np.int64) % classes)
+    return labels
+
+
+CIFAR = balanced(50_000)
+
+
+def input_of(labels: Labels, seed: int = 0, classes: int = CLASSES, **more: Any) -> PartitionInput:
+    return PartitionInput(labels, classes, np.random.default_rng(seed), **more)
+
+
+def split(partition: Partition, labels: Labels, seed: int = 0, classes: int = CLASSES, **more: Any) -> list[Labels]:
+    return partition.split(input_of(labels, seed, classes, **more))
+
+
+def class_counts(client_rows: list[Labels], labels: Labels, classes: int = CLASSES) -> Labels:
+    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in client_rows])
+
+
+def attempt(partition: Partition, data: PartitionInput) -> tuple[list[Labels] | None, str]:
+    """What a partition deals, or the sentence with which it refuses."""
+    try:
+        return partition.split(data), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def refusal(partition: Partition, data: PartitionInput) -> str | None:
+    """The sentence with which a partition refuses, if it does."""
+    return attempt(partition, data)[1] or None
+
+
+def without_skew(name: str, clients: int, examples: int | None = None) -> Partition:
+    """A partition of this kind that can deal every sample there is."""
+    partition = PARTITIONS[name](clients=clients, examples=examples)
+    return dataclasses.replace(partition, share=100) if isinstance(partition, Share) else partition
+
+
+def check_rows(partition: Partition, client_rows: list[Labels], data: PartitionInput, *, disjoint: bool) -> None:
+    """What every partition promises."""
+    assert partition.clients in (None, len(client_rows))
+    for rows in client_rows:
+        assert len(rows) >= 1
+        assert partition.examples is None or len(rows) <= partition.examples
+        assert rows.dtype == np.int64
+        # Ascending without equals: sorted, and no sample twice.
+        assert (np.diff(rows) > 0).all()
+        assert rows[0] >= 0
+        assert rows[-1] < len(data.labels)
+    if disjoint:
+        held = np.concatenate(client_rows)
+        assert len(np.unique(held)) == len(held)
+
+
+def digest(client_rows: list[Labels]) -> str:
+    """What tells client_rows from others: the SHA-256 of everybody's rows."""
+    found = hashlib.sha256()
+    for rows in client_rows:
+        found.update(f"{len(rows)}\n".encode() + rows.astype("<i8").tobytes())
+    return found.hexdigest()

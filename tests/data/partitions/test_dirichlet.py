@@ -1,0 +1,103 @@
+"""Dirichlet and IID: skew of any strength, and none."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.data.partitions.checks import CIFAR, CLASSES, Labels, balanced, check_rows, class_counts, input_of, split
+
+from fedmate.data.partitions.dirichlet import Dirichlet
+from fedmate.data.partitions.iid import IID
+
+any_labels = st.tuples(st.integers(1, 300), st.integers(0, 10**6)).map(
+    lambda pair: np.random.default_rng(pair[1]).integers(0, CLASSES, pair[0])
+)
+caps = st.none() | st.integers(1, 60)
+alphas = st.sampled_from([1e-320, 1e-12, 1e-3]) | st.floats(0.01, 100) | st.sampled_from([1e6, 1e300])
+
+
+class TestDirichlet:
+    @settings(max_examples=80)
+    @given(labels=any_labels, clients=st.integers(1, 40), examples=caps, alpha=alphas, seed=st.integers(0, 10**6))
+    def test_everybody_gets_something(
+        self, labels: Labels, clients: int, examples: int | None, alpha: float, seed: int
+    ) -> None:
+        assume(clients <= len(labels))
+        partition, data = Dirichlet(clients=clients, examples=examples, alpha=alpha), input_of(labels, seed)
+        client_rows = partition.split(data)
+        check_rows(partition, client_rows, data, disjoint=True)
+        if examples is None:
+            assert sum(len(rows) for rows in client_rows) == len(labels)
+
+    def test_as_many_clients_as_samples(self) -> None:
+        client_rows = split(Dirichlet(clients=50, alpha=1e-12), balanced(50))
+        assert [len(rows) for rows in client_rows] == [1] * 50
+
+    def test_the_largest_gives_to_those_that_would_get_nothing(self) -> None:
+        """With 3 classes, 3 clients at most hold a class; the other 17 take one sample each from the largest."""
+        labels = np.repeat(np.arange(3, dtype=np.int64), [10, 30, 300])
+        sizes = sorted(len(rows) for rows in split(Dirichlet(clients=20, alpha=1e-12), labels, seed=1, classes=3))
+        assert sizes == [1] * 17 + [10, 30, 283]
+
+    def test_many_empty_clients_take_no_time(self) -> None:
+        labels, started = balanced(40_000), time.process_time()
+        client_rows = split(Dirichlet(clients=20_000, alpha=1e-6), labels)
+        assert time.process_time() - started < 5
+        assert len(client_rows) == 20_000
+        assert sum(len(rows) for rows in client_rows) == 40_000
+
+    @pytest.mark.parametrize("shares", [[0.5, 0.3, 0.1], [0.6, 0.5, 0.1]])
+    def test_shares_that_do_not_add_up_lose_nothing(self, monkeypatch: pytest.MonkeyPatch, shares: list[float]) -> None:
+        """As if rounding were much worse than it is."""
+        monkeypatch.setattr(Dirichlet, "_shares", lambda self, rng: np.array(shares))
+        client_rows = split(Dirichlet(clients=3), balanced(500))
+        assert sorted(np.concatenate(client_rows).tolist()) == [*range(500)]
+
+    @pytest.mark.parametrize("alpha", [1e9, 1e300, 1e308])
+    def test_large_alpha_is_even(self, alpha: float) -> None:
+        counts = class_counts(split(Dirichlet(clients=20, alpha=alpha), CIFAR), CIFAR)
+        assert (np.abs(counts - 250) <= 2).all()
+
+    @pytest.mark.parametrize("alpha", [1e-320, 1e-6])
+    def test_small_alpha_gives_each_class_to_one_client(self, alpha: float) -> None:
+        counts = class_counts(split(Dirichlet(clients=20, alpha=alpha), CIFAR), CIFAR)
+        assert (counts.max(0) >= 5000 - 20).all()
+        assert len(set(counts.argmax(0).tolist())) > 3
+
+    @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+    def test_shares_have_the_variance_of_the_distribution(self, alpha: float) -> None:
+        clients = 10
+        dealt = [class_counts(split(Dirichlet(clients=clients, alpha=alpha), CIFAR, seed), CIFAR) for seed in range(12)]
+        shares = np.concatenate(dealt, axis=1) / 5000
+        np.testing.assert_allclose(shares.sum(0), 1)
+        mean = 1 / clients
+        expected = mean * (1 - mean) / (clients * alpha + 1)
+        # 1,200 shares; their variance is known to within about a fifth.
+        assert abs(shares.var() / expected - 1) < 0.35
+
+    def test_the_cap_cuts_at_random_not_by_class(self) -> None:
+        client_rows = split(Dirichlet(clients=2, examples=500, alpha=1e6), CIFAR)
+        counts = class_counts(client_rows, CIFAR)
+        assert [len(rows) for rows in client_rows] == [500, 500]
+        assert (np.abs(counts - 50) < 5 * np.sqrt(500 * 0.1 * 0.9)).all()
+
+
+class TestIID:
+    @settings(max_examples=40)
+    @given(samples=st.integers(1, 300), clients=st.integers(1, 40), examples=caps, seed=st.integers(0, 10**6))
+    def test_equal_sizes_without_overlap(self, samples: int, clients: int, examples: int | None, seed: int) -> None:
+        assume(clients <= samples)
+        partition, data = IID(clients=clients, examples=examples), input_of(balanced(samples), seed)
+        client_rows = partition.split(data)
+        check_rows(partition, client_rows, data, disjoint=True)
+        assert {len(rows) for rows in client_rows} == {min(samples // clients, examples or samples)}
+
+    def test_classes_are_spread_evenly(self) -> None:
+        counts = class_counts(split(IID(clients=20), np.sort(CIFAR)), np.sort(CIFAR))
+        # 2,500 samples each, a tenth of each class: 250, give or take five deviations.
+        assert (np.abs(counts - 250) < 5 * np.sqrt(2500 * 0.1 * 0.9)).all()
+        assert len(np.unique(counts)) > 10

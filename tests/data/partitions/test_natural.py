@@ -1,0 +1,127 @@
+"""Natural takes clients as the data set has them."""
+
+from __future__ import annotations
+
+from tomllib import loads
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.partitions.checks import balanced, check_rows, class_counts, input_of, refusal, split
+
+from fedmate.data.partitions.natural import Natural
+from fedmate.errors import UserError
+from fedmate.experiment.config import Layer, parse_set, resolve
+
+OWNERS = np.array([2, 0, 2, 2, 5, 0, 2, 5, 2, 2], dtype=np.int64)
+"""Client 2 has six samples, 0 and 5 have two; 1, 3 and 4 have none."""
+
+LABELS = balanced(10)
+
+
+def test_everybody_holds_their_own_in_the_order_of_the_data_set() -> None:
+    client_rows = split(Natural(), LABELS, clients=OWNERS)
+    assert [rows.tolist() for rows in client_rows] == [[1, 5], [0, 2, 3, 6, 8, 9], [4, 7]]
+
+
+def test_some_are_chosen_at_random() -> None:
+    owners = np.arange(400, dtype=np.int64) // 4
+    labels = balanced(400)
+    first, other = (split(Natural(clients=30), labels, seed, clients=owners) for seed in (0, 1))
+    for client_rows in (first, other):
+        chosen = [owners[rows[0]] for rows in client_rows]
+        assert chosen == sorted({*chosen})
+        assert len(chosen) == 30
+        assert all(
+            (owners[rows] == one).all() and len(rows) == 4 for rows, one in zip(client_rows, chosen, strict=True)
+        )
+        assert chosen[0] < 25
+        assert chosen[-1] >= 75
+    assert [rows.tolist() for rows in first] != [rows.tolist() for rows in other]
+
+
+def test_small_clients_are_left_out() -> None:
+    assert [rows.tolist() for rows in split(Natural(minimum=3), LABELS, clients=OWNERS)] == [[0, 2, 3, 6, 8, 9]]
+    assert len(split(Natural(minimum=2), LABELS, clients=OWNERS)) == 3
+    # Whom `minimum` leaves out is not chosen either.
+    for seed in range(5):
+        assert len(split(Natural(minimum=3, clients=1), LABELS, seed, clients=OWNERS)[0]) == 6
+
+
+def test_a_cap_cuts_at_random() -> None:
+    owners, labels = np.zeros(1000, dtype=np.int64), np.repeat(np.arange(10, dtype=np.int64), 100)
+    first, other = (split(Natural(examples=200), labels, seed, clients=owners)[0] for seed in (0, 1))
+    assert (len(first), len(other)) == (200, 200)
+    assert first.tolist() != other.tolist()
+    assert class_counts([first], labels).min() >= 5
+    assert [len(rows) for rows in split(Natural(examples=2), LABELS, clients=OWNERS)] == [2, 2, 2]
+
+
+@settings(max_examples=60)
+@given(
+    owners=st.lists(st.integers(0, 12) | st.just(10**12), min_size=1, max_size=80),
+    minimum=st.integers(1, 6),
+    examples=st.none() | st.integers(1, 5),
+    data=st.data(),
+)
+def test_whoever_has_enough_takes_part(
+    owners: list[int], minimum: int, examples: int | None, data: st.DataObject
+) -> None:
+    sizes = [owners.count(one) for one in sorted({*owners}) if owners.count(one) >= minimum]
+    clients = data.draw(st.none() | st.integers(1, len(sizes) + 1))
+    data = input_of(balanced(len(owners)), clients=np.array(owners, dtype=np.int64))
+    partition = Natural(clients=clients, minimum=minimum, examples=examples)
+    sentence = refusal(partition, data)
+    assert (sentence is not None) == (not sizes or (clients or 0) > len(sizes))
+    if sentence is None:
+        client_rows = partition.split(data)
+        check_rows(partition, client_rows, data, disjoint=True)
+        assert len(client_rows) == (clients or len(sizes))
+        assert all(len({owners[row] for row in rows}) == 1 for rows in client_rows)
+        if clients is None:
+            assert [len(rows) for rows in client_rows] == [min(size, examples or size) for size in sizes]
+
+
+def test_a_data_set_without_clients() -> None:
+    assert refusal(Natural(), input_of(LABELS)) == (
+        "`partition.name` is `natural`, but the data set does not tell whose each sample is; use another partition, or "
+        "the data set `npz` with a file that has an array `train_client`."
+    )
+
+
+@pytest.mark.parametrize(("minimum", "found"), [(1, "3 clients"), (3, "1 clients with 3 samples or more")])
+def test_more_clients_than_there_are(minimum: int, found: str) -> None:
+    assert refusal(Natural(clients=4, minimum=minimum), input_of(LABELS, clients=OWNERS)) == (
+        f"`partition.clients` is 4, but the data set has {found}; use at most that many."
+    )
+
+
+def test_nobody_has_enough() -> None:
+    assert refusal(Natural(minimum=7), input_of(LABELS, clients=OWNERS)) == (
+        "`partition.minimum` is 7, but no client has more than 6 samples; set it to at most that."
+    )
+
+
+# -------------------- as a section of an experiment
+
+
+def test_all_take_part_unless_a_number_is_given() -> None:
+    assert resolve([parse_set(["partition.name=natural"])]).partition.options["clients"] is None
+    said = Layer("file", {"partition": {"name": "share", "clients": 7, "share": 30}})
+    options = resolve([said, parse_set(["partition.name=natural"])]).partition.options
+    assert options["clients"] == 7
+    assert "share" not in options
+
+
+def test_without_a_number_the_experiment_survives_its_file() -> None:
+    experiment = resolve([parse_set(["partition.name=natural", "partition.minimum=3"])])
+    written = experiment.to_toml()
+    assert loads(written)["partition"]["clients"] == "none"
+    assert resolve([Layer("file", loads(written))]) == experiment
+
+
+@pytest.mark.parametrize("assignment", ["partition.clients=0", "partition.minimum=0"])
+def test_limits(assignment: str) -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        resolve([parse_set(["partition.name=natural", assignment])])

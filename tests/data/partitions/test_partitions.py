@@ -1,0 +1,216 @@
+"""What every partition promises, whatever it is asked: everybody gets something, or one sentence says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from tests.data.partitions.checks import (
+    CIFAR,
+    DEALT,
+    OVERLAPPING,
+    Labels,
+    attempt,
+    balanced,
+    check_rows,
+    digest,
+    input_of,
+    refusal,
+    split,
+    without_skew,
+)
+
+from fedmate.data.partitions import PARTITIONS, Partition, PartitionInput
+from fedmate.data.partitions.base import group_by_client
+
+NUMBERS = np.arange(3000, dtype=np.int64)
+FIXED = NUMBERS * NUMBERS * 31 % 97 % 10
+"""Labels made without any random number."""
+
+OWNERS = NUMBERS * 17 % 101 % 40
+
+# Made with numpy 2.4.6; numpy 1.26.4 makes the same.
+GOLDEN: list[tuple[str, dict[str, Any], str]] = [
+    ("dirichlet", {}, "fd6976616dd335ce4b57a9cc46c2a238448c440d7f2b76d476e0e8ba9ff63509"),
+    (
+        "dirichlet",
+        {"clients": 60, "alpha": 0.05, "examples": 80},
+        "1ae15ff347ca881e0f25af8632fcd21ef835be80ddc15d6f281273ff557cf2b4",
+    ),
+    (
+        "dirichlet",
+        {"clients": 300, "alpha": 0.0001},
+        "64ea92bdd9758b500d5ef1988e928bc742cad25fe28730dac91713179ea2770b",
+    ),
+    ("iid", {}, "57a0da30eec70f43192b8cbb624e8ddbd330e714fca94b8e6baa8c2603596043"),
+    ("iid", {"clients": 7, "examples": 33}, "b4d5618f300c44f6ba68b967fec497bc885d98a8f1dab7d150d49cda593e067e"),
+    ("natural", {}, "936d486fe698a6cf5d26b2cf75eff3b97a9a8338d47d817b83f67bf823d29f5f"),
+    (
+        "natural",
+        {"clients": 12, "examples": 25, "minimum": 61},
+        "59ba058eb4deb1e3fe991aac3b68666d8e31ac02071ed9131e8627f5d488fd61",
+    ),
+    ("pathological", {}, "e24163c3335a456b437c80404d22b9983db8ecd811f907c842ff4327fdf9e0ae"),
+    (
+        "pathological",
+        {"clients": 31, "classes_per_client": 4, "examples": 50},
+        "79ebcc1fa3494ba881b07d2f49e727d0e1183f6fa086c84944d6e9a2e3ca8418",
+    ),
+    ("share", {"examples": 50}, "825e4322fea83164e8ea81e54816831fdb6820d8af9ccccf237f8d89fa89e745"),
+    (
+        "share",
+        {"examples": 71, "share": 33.0, "clients": 13},
+        "37f3559b79532cb1d06d3eee7d10b11c0048665beac46bbbbf75fb9a3a2cef71",
+    ),
+    (
+        "share",
+        {"examples": 45, "groups": "random", "dominant": 4},
+        "accfdca1ffc68926b85cbae215d7c777c962cb3914b0dea5b8b8ba685ca3b673",
+    ),
+]
+
+
+def with_owners(labels: Labels) -> Labels:
+    """Whose each sample is: as many clients as samples, ten at most."""
+    return np.arange(len(labels), dtype=np.int64) * 7 % max(1, min(10, len(labels)))
+
+
+@pytest.mark.parametrize(("name", "options", "expected"), GOLDEN)
+def test_the_same_seed_gives_the_same_partition_on_every_machine(
+    name: str, options: dict[str, Any], expected: str
+) -> None:
+    assert digest(split(PARTITIONS[name](**options), FIXED, seed=12345, clients=OWNERS)) == expected
+
+
+def test_every_partition_has_a_fixed_result() -> None:
+    assert {name for name, _, _ in GOLDEN} == {*DEALT}
+
+
+# -------------------- whatever is asked
+
+options: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "dirichlet": st.fixed_dictionaries({"alpha": st.sampled_from([1e-320, 1e-9, 1e-3, 0.5, 100.0, 1e308])}),
+    "iid": st.just({}),
+    "natural": st.fixed_dictionaries({"minimum": st.integers(1, 4)}),
+    "pathological": st.fixed_dictionaries({"classes_per_client": st.integers(1, 8)}),
+    "share": st.fixed_dictionaries(
+        {"share": st.sampled_from([0.0, 10.0, 33.3, 100.0]), "groups": st.sampled_from(["fixed", "random"])}
+    ),
+}
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> PartitionInput:
+    """Odd data: few samples, one class, classes without samples, groups of any size."""
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=8) | st.lists(st.integers(0, 6), max_size=8))
+    classes, rng = max(1, len(sizes)), np.random.default_rng(draw(st.integers(0, 99)))
+    labels = rng.permutation(np.repeat(np.arange(len(sizes), dtype=np.int64), np.array(sizes, dtype=np.int64)))
+    owners = draw(st.none() | st.just(with_owners(labels)))
+    groups = draw(st.just(()) | st.just((tuple(range(classes)),)) | st.just(tuple((k,) for k in range(classes))))
+    return PartitionInput(labels, classes, rng, groups, owners)
+
+
+@pytest.mark.parametrize("name", DEALT)
+@settings(max_examples=150)
+@given(
+    data=inputs(),
+    clients=st.integers(1, 8) | st.integers(1, 70),
+    examples=st.none() | st.integers(1, 12),
+    choices=st.data(),
+)
+def test_everybody_gets_something_or_one_sentence_says_why_not(
+    name: str, data: PartitionInput, clients: int, examples: int | None, choices: st.DataObject
+) -> None:
+    partition = PARTITIONS[name](clients=clients, examples=examples, **choices.draw(options[name]))
+    before = data.labels.copy()
+    client_rows, sentence = attempt(partition, data)
+    if client_rows is None:
+        event("refused")
+        assert sentence.startswith("`partition.")
+        assert "; " in sentence
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+        return
+    event("dealt")
+    check_rows(partition, client_rows, data, disjoint=name not in OVERLAPPING)
+    np.testing.assert_array_equal(data.labels, before)
+
+
+def test_every_partition_is_tried() -> None:
+    assert {*options} == {*DEALT}
+
+
+@pytest.mark.parametrize("name", DEALT)
+class TestEach:
+    def test_the_seed_decides(self, name: str) -> None:
+        partition, owners = PARTITIONS[name](clients=10, examples=100), with_owners(CIFAR)
+        first, again, other = (split(partition, CIFAR, seed, clients=owners) for seed in (1, 1, 2))
+        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+        assert not any(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+    @pytest.mark.parametrize("examples", [3, 57])
+    def test_the_cap_holds(self, name: str, examples: int) -> None:
+        partition, data = PARTITIONS[name](clients=10, examples=examples), input_of(CIFAR, clients=with_owners(CIFAR))
+        client_rows = partition.split(data)
+        check_rows(partition, client_rows, data, disjoint=name not in OVERLAPPING)
+        assert {len(rows) for rows in client_rows} == {examples}
+
+    def test_a_cap_nobody_reaches_changes_nothing(self, name: str) -> None:
+        labels = balanced(400)
+        free, capped = (
+            split(without_skew(name, 10, examples), labels, clients=with_owners(labels)) for examples in (None, 400)
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(free, capped, strict=True))
+        assert sum(len(rows) for rows in free) >= 390
+
+    def test_more_clients_than_samples(self, name: str) -> None:
+        labels = balanced(8)
+        sentence = refusal(PARTITIONS[name](clients=41), input_of(labels, clients=with_owners(labels)))
+        what = (
+            "8 clients; use at most that many"
+            if name == "natural"
+            else "8 samples; use at most as many clients as samples"
+        )
+        assert sentence == f"`partition.clients` is 41, but the data set has {what}."
+
+    @pytest.mark.parametrize("clients", [1, 7, 40])
+    def test_up_to_as_many_clients_as_samples(self, name: str, clients: int) -> None:
+        labels = balanced(40)
+        data = input_of(labels, clients=np.arange(40, dtype=np.int64))
+        partition = without_skew(name, clients, 3)
+        check_rows(partition, partition.split(data), data, disjoint=name not in OVERLAPPING)
+
+
+# -------------------- what all are made of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfair(Partition):
+    """Forgets somebody."""
+
+    def assign(self, data: PartitionInput) -> list[Labels]:
+        return [np.array([2, 0]), np.array([1]), np.array([], dtype=np.int64)]
+
+
+def test_who_gets_nothing_is_named() -> None:
+    assert refusal(Unfair(clients=3), input_of(balanced(10))) == (
+        "`partition.clients` makes 3 clients, but client 2 gets no sample; use fewer, or another partition."
+    )
+
+
+def test_classes_are_piles_of_their_samples() -> None:
+    labels = np.array([3, 1, 3, 0, 1, 3], dtype=np.int64)
+    data = input_of(labels, classes=5)
+    assert [rows.tolist() for rows in data.by_class()] == [[3], [1, 4], [], [0, 2, 5], []]
+    assert [sorted(rows.tolist()) for rows in data.shuffled_by_class()] == [[3], [1, 4], [], [0, 2, 5], []]
+    big = input_of(balanced(1000), seed=3)
+    assert all(a.tolist() != b.tolist() for a, b in zip(big.by_class(), big.shuffled_by_class(), strict=True))
+
+
+def test_hands_keep_the_order_of_the_rows() -> None:
+    rows, owners = np.array([9, 4, 7, 1, 8]), np.array([1, 0, 1, 3, 0])
+    assert [rows.tolist() for rows in group_by_client(rows, owners, 5)] == [[4, 8], [9, 7], [], [1], []]

@@ -1,0 +1,124 @@
+"""Pathological deals a few classes to each client, as many samples as the paper says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.data.partitions.checks import (
+    CIFAR,
+    CLASSES,
+    Labels,
+    balanced,
+    check_rows,
+    class_counts,
+    input_of,
+    refusal,
+    split,
+)
+
+from fedmate.data.partitions.pathological import Pathological
+
+any_labels = st.tuples(st.integers(1, 300), st.integers(0, 10**6)).map(
+    lambda pair: np.random.default_rng(pair[1]).integers(0, CLASSES, pair[0])
+)
+
+
+@pytest.mark.parametrize(
+    ("samples", "classes", "held", "each"), [(50_000, 10, 3, 833), (50_000, 100, 10, 250), (90_000, 10, 3, 1500)]
+)
+def test_sizes_of_the_paper(samples: int, classes: int, held: int, each: int) -> None:
+    """CIFAR-10, CIFAR-100 and CINIC-10: training samples divided by clients and classes, rounded down."""
+    labels, partition = balanced(samples, classes), Pathological(clients=20, classes_per_client=held)
+    client_rows = split(partition, labels, classes=classes)
+    check_rows(partition, client_rows, input_of(labels), disjoint=False)
+    counts = class_counts(client_rows, labels, classes)
+    assert all(sorted(row.tolist()) == [0] * (classes - held) + [each] * held for row in counts)
+    assert {len(rows) for rows in client_rows} == {held * each}
+
+
+def test_a_class_that_nobody_holds_is_nothing_special() -> None:
+    labels = balanced(50_000, 100)
+    counts = class_counts(split(Pathological(classes_per_client=10), labels, classes=100), labels, 100)
+    # 0.9 to the power of 20 is 12 of 100 classes.
+    assert 3 <= (counts.sum(0) == 0).sum() <= 25
+
+
+def test_clients_draw_independently() -> None:
+    client_rows = split(Pathological(clients=60, classes_per_client=1), CIFAR)
+    counts = class_counts(client_rows, CIFAR)
+    assert len(np.unique(counts.argmax(1))) == CLASSES
+    # 833 of 5000 samples each: two clients with the same class have some in common, but not all.
+    same = [h for h, k in zip(client_rows, counts.argmax(1), strict=True) if k == counts[0].argmax()]
+    common = [len(np.intersect1d(same[0], other)) for other in same[1:]]
+    assert common
+    assert all(0 < n < 833 for n in common)
+
+
+def test_samples_that_do_not_divide_go_round() -> None:
+    counts = class_counts(split(Pathological(clients=6, examples=41, classes_per_client=3), CIFAR), CIFAR)
+    for i in range(6):
+        held = counts[i][counts[i] > 0].tolist()
+        expected = [13, 13, 13]
+        for j in range(2):
+            expected[(i + j) % 3] += 1
+        assert held == expected
+
+
+def test_a_small_class_gives_what_it_has() -> None:
+    labels = np.repeat(np.arange(CLASSES, dtype=np.int64), [2] + [200] * 9)
+    client_rows = split(Pathological(clients=5, classes_per_client=10), labels)
+    counts = class_counts(client_rows, labels)
+    assert (counts[:, 0] == 2).all()
+    assert (counts[:, 1:] == 36).all()
+
+
+@settings(max_examples=60)
+@given(
+    labels=any_labels,
+    clients=st.integers(1, 40),
+    examples=st.none() | st.integers(1, 60),
+    held=st.integers(1, CLASSES),
+    seed=st.integers(0, 10**6),
+)
+def test_everybody_holds_a_few_classes(
+    labels: Labels, clients: int, examples: int | None, held: int, seed: int
+) -> None:
+    assume(clients <= len(labels))
+    assume(examples is None or examples >= held)
+    assume(held <= len(set(labels.tolist())))
+    partition = Pathological(clients=clients, examples=examples, classes_per_client=held)
+    data = input_of(labels, seed)
+    client_rows = partition.split(data)
+    check_rows(partition, client_rows, data, disjoint=False)
+    counts = class_counts(client_rows, labels)
+    assert ((counts > 0).sum(1) == held).all()
+    each = max(1, len(labels) // (clients * held))
+    if examples is None:
+        expected = np.minimum(np.bincount(labels, minlength=CLASSES), each)
+        assert ((counts == 0) | (counts == expected)).all()
+
+
+def test_more_classes_than_there_are() -> None:
+    assert refusal(Pathological(classes_per_client=11), input_of(CIFAR)) == (
+        "`partition.classes_per_client` is 11, but the data set has 10 classes; use at most that many."
+    )
+    assert len(split(Pathological(classes_per_client=10), CIFAR)) == 20
+
+
+def test_classes_without_samples_do_not_count() -> None:
+    labels = balanced(300, 3) * 4
+    assert refusal(Pathological(clients=2, classes_per_client=4), input_of(labels)) == (
+        "`partition.classes_per_client` is 4, but the data set has 3 classes; use at most that many."
+    )
+    counts = class_counts(split(Pathological(clients=2, classes_per_client=3), labels), labels)
+    assert counts.tolist() == [[50, 0, 0, 0, 50, 0, 0, 0, 50, 0]] * 2
+
+
+def test_fewer_samples_than_classes() -> None:
+    assert refusal(Pathological(classes_per_client=4, examples=3), input_of(CIFAR)) == (
+        "`partition.examples` is 3, fewer than `partition.classes_per_client`, 4; give each class at least one sample."
+    )
+    client_rows = split(Pathological(classes_per_client=4, examples=4), CIFAR)
+    assert all(sorted(row.tolist()) == [0] * 6 + [1] * 4 for row in class_counts(client_rows, CIFAR))

@@ -1,0 +1,113 @@
+"""Copies: some clients hold one of their samples many times, and nobody's size changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.partitions.checks import Labels, digest
+
+from fedmate.data.partitions import repeat_samples
+from fedmate.errors import UserError
+
+
+def hands_of(*sizes: int) -> list[Labels]:
+    """Rows that no two clients share."""
+    ends = np.cumsum(sizes)
+    return [np.arange(end - size, end, dtype=np.int64) * 3 for size, end in zip(sizes, ends, strict=True)]
+
+
+def repeated(client_rows: list[Labels], clients: float, samples: float = 0.5, seed: int = 0) -> list[Labels]:
+    return repeat_samples(client_rows, clients, samples, np.random.default_rng(seed))
+
+
+def changed(before: list[Labels], after: list[Labels]) -> list[int]:
+    return [i for i, pair in enumerate(zip(before, after, strict=True)) if not np.array_equal(*pair)]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.10, 2), (0.25, 5), (0.35, 7), (0.50, 10), (1.0, 20)])
+def test_the_papers_ratios_of_twenty_clients(share: float, count: int) -> None:
+    client_rows = hands_of(*[600] * 20)
+    after = repeated(client_rows, share)
+    assert len(changed(client_rows, after)) == count
+    for i in changed(client_rows, after):
+        rows, times = np.unique(after[i], return_counts=True)
+        assert {*rows.tolist()} <= {*client_rows[i].tolist()}
+        # 300 places, and perhaps the sample's own besides.
+        assert sorted(times.tolist())[-2:] in ([1, 300], [1, 301])
+        assert len(after[i]) == 600
+        assert (np.diff(after[i]) >= 0).all()
+
+
+def test_clients_and_samples_are_drawn_at_random() -> None:
+    client_rows = hands_of(*[30] * 20)
+    afters = [repeated(client_rows, 0.25, seed=seed) for seed in range(8)]
+    assert len({tuple(changed(client_rows, after)) for after in afters}) > 4
+    copied = {int(np.bincount(after[i]).argmax()) % 90 for after in afters for i in changed(client_rows, after)}
+    assert len(copied) > 10
+    again = repeated(client_rows, 0.25, seed=3)
+    assert all(np.array_equal(a, b) for a, b in zip(again, afters[3], strict=True))
+
+
+def test_the_same_seed_gives_the_same_copies_on_every_machine() -> None:
+    expected = "1368a0a928d4b3c5cfed1615cb2bd4b90650ea7630e59a1dd740fd3226023c78"
+    assert digest(repeated(hands_of(*range(10, 40)), 0.35, 0.4, seed=12345)) == expected
+
+
+def test_who_is_chosen_does_not_depend_on_how_much_is_copied() -> None:
+    client_rows = hands_of(*[30] * 20)
+    assert changed(client_rows, repeated(client_rows, 0.35, 0.2)) == changed(
+        client_rows, repeated(client_rows, 0.35, 0.9)
+    )
+
+
+@settings(max_examples=80)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30),
+    clients=st.floats(0, 1),
+    samples=st.floats(0, 1),
+    seed=st.integers(0, 10**6),
+)
+def test_sizes_stay_and_copies_are_the_clients_own(sizes: list[int], clients: float, samples: float, seed: int) -> None:
+    client_rows = hands_of(*sizes)
+    before = [rows.copy() for rows in client_rows]
+    try:
+        after = repeated(client_rows, clients, samples, seed)
+    except UserError:
+        assert 0 < clients * len(sizes) < 0.5
+        return
+    assert changed(before, client_rows) == [], "what came in is left alone"
+    assert [len(rows) for rows in after] == sizes
+    for own, rows in zip(client_rows, after, strict=True):
+        kept, times = np.unique(rows, return_counts=True)
+        assert {*kept.tolist()} <= {*own.tolist()}
+        # One sample many times at most, and no more of it than asked for.
+        assert (times > 1).sum() <= 1
+        assert times.max() <= 1 + samples * len(own) + 1e-6
+
+
+@pytest.mark.parametrize(("samples", "most"), [(0.29, 29), (1.0, 100), (0.0, 1)])
+def test_the_share_of_samples_is_exact(samples: float, most: int) -> None:
+    """29 % of 100 are 29, although 0.29 * 100 falls short of it in floating point."""
+    for seed in range(6):
+        (after,) = repeated(hands_of(100), 1.0, samples, seed)
+        assert np.bincount(after).max() in (most, min(most + 1, 100) if samples else 1)
+
+
+def test_half_a_client_is_one_whatever_floating_point_makes_of_it() -> None:
+    """0.29 * 50 are 14 and a half, but 14.499999999999998 in floating point."""
+    client_rows = hands_of(*[10] * 50)
+    assert len(changed(client_rows, repeated(client_rows, 0.29))) == 15
+
+
+@pytest.mark.parametrize(("count", "share", "enough"), [(20, 0.01, 0.025), (3, 0.1, 0.17), (1, 0.4, 0.5)])
+def test_a_share_that_is_nobody_is_refused(count: int, share: float, enough: float) -> None:
+    client_rows = hands_of(*[10] * count)
+    with pytest.raises(UserError) as caught:
+        repeated(client_rows, share)
+    assert str(caught.value) == (
+        f"`partition.redundant_clients` is {share}, which of {count} clients is none; set it to at least {enough}, or "
+        "to 0."
+    )
+    assert len(changed(client_rows, repeated(client_rows, enough))) == 1

@@ -1,0 +1,347 @@
+"""Share deals the paper's counts, and tells who asks too much how to ask for less."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from tests.data.partitions.checks import (
+    CIFAR,
+    CLASSES,
+    Labels,
+    balanced,
+    check_rows,
+    class_counts,
+    input_of,
+    refusal,
+    split,
+)
+
+from fedmate.data.partitions.share import Share, ring
+from fedmate.errors import UserError
+
+DIGITS: Labels = load_digits().target.astype(np.int64)
+RING = ring(CLASSES)
+
+EMNIST = tuple(tuple(range(*ends)) for ends in ((0, 10), (10, 36), (36, 62)))
+"""Digits, capital letters, small letters: the groups of the 62 classes."""
+
+BALANCED_EMNIST = tuple(tuple(range(*ends)) for ends in ((0, 10), (10, 36), (36, 47)))
+"""The same of the 47 classes that tell apart what can be."""
+
+TENS = tuple(tuple(range(first, first + 10)) for first in range(0, 100, 10))
+
+# -------------------- the paper's counts
+
+
+@pytest.mark.parametrize(
+    ("share", "dominant", "other", "even", "odd"),
+    [
+        (10, 186, 6, 1560, 840),
+        (20, 172, 12, 1520, 880),
+        (30, 158, 18, 1480, 920),
+        (50, 130, 30, 1400, 1000),
+        (70, 102, 42, 1320, 1080),
+    ],
+)
+def test_counts_of_the_paper(share: float, dominant: int, other: int, even: int, odd: int) -> None:
+    partition = Share(clients=20, examples=600, share=share)
+    client_rows = split(partition, CIFAR)
+    check_rows(partition, client_rows, input_of(CIFAR), disjoint=True)
+    counts = class_counts(client_rows, CIFAR)
+    groups = ({0, 1, 2}, {2, 3, 4}, {4, 5, 6}, {6, 7, 8}, {8, 9, 0})
+    for i in range(20):
+        assert counts[i].tolist() == [dominant if k in groups[i % 5] else other for k in range(CLASSES)]
+    assert counts.sum(0).tolist() == [even, odd] * 5
+    assert {len(rows) for rows in client_rows} == {600}
+
+
+@pytest.mark.parametrize("share", [10, 70])
+def test_62_classes_in_three_groups(share: int) -> None:
+    """1,000 samples for each of 20 clients; remainders go round instead of to the last class."""
+    labels = np.repeat(np.arange(62, dtype=np.int64), 3000)
+    client_rows = split(Share(clients=20, examples=1000, share=share), labels, classes=62, groups=EMNIST)
+    counts = class_counts(client_rows, labels, 62)
+    expected = np.zeros((20, 62), dtype=np.int64)
+    for i in range(20):
+        for j in range(10 * share):
+            expected[i, (10 * share * i + j) % 62] += 1
+        group, place = EMNIST[i % 3], i // 3
+        for j in range(1000 - 10 * share):
+            expected[i, group[((1000 - 10 * share) * place + j) % len(group)]] += 1
+    np.testing.assert_array_equal(counts, expected)
+    assert {len(rows) for rows in client_rows} == {1000}
+
+
+@pytest.mark.parametrize(("size", "classes", "share"), [(1000, 62, 10), (320, 47, 10), (600, 100, 10), (40, 10, 10)])
+def test_the_uniform_part_is_uniform_in_sum(size: int, classes: int, share: int) -> None:
+    """Not only for each client: together they take as many of each class, but for one."""
+    groups = [list(range(classes))]
+    everything = Share(clients=20, share=share).class_counts(size, classes, groups).sum(axis=0)
+    assert everything.max() - everything.min() <= 2
+    uniform = Share(clients=20, share=100).class_counts(size * share // 100, classes, groups)
+    assert uniform.sum(axis=0).max() - uniform.sum(axis=0).min() <= 1
+    assert uniform.max() - uniform.min() <= 1
+
+
+def test_62_classes_by_hand() -> None:
+    """s = 10: 100 uniform are 1 or 2 of each class; 900 dominant are 90 of each digit, 34 or 35 of each letter."""
+    counts = Share(clients=3, share=10).class_counts(1000, 62, EMNIST)
+    assert counts[0].tolist() == [92] * 10 + [2] * 28 + [1] * 24
+    # Client 1: the extra 38 begin at class 38 and end at class 13; the extra 16 of 900 = 26 * 34 + 16 go to A to P.
+    assert counts[1].tolist() == [2] * 10 + [37] * 4 + [36] * 12 + [35] * 10 + [1] * 2 + [2] * 24
+    # Client 2: they go on at class 14.
+    assert counts[2, :36].tolist() == [1] * 14 + [2] * 22
+    assert counts.sum(1).tolist() == [1000] * 3
+
+
+@pytest.mark.parametrize("share", [10, 70])
+def test_47_classes_of_240_samples_suffice(share: int) -> None:
+    labels = np.repeat(np.arange(47, dtype=np.int64), 240)
+    partition = Share(clients=20, examples=320, share=share)
+    client_rows = split(partition, labels, classes=47, groups=BALANCED_EMNIST)
+    check_rows(partition, client_rows, input_of(labels, classes=47), disjoint=True)
+    assert {len(rows) for rows in client_rows} == {320}
+    counts, uniform = class_counts(client_rows, labels, 47), 320 * share // 100
+    for i in range(20):
+        group = list(BALANCED_EMNIST[i % 3])
+        others = np.delete(counts[i], group)
+        assert {*others.tolist()} <= {uniform // 47, uniform // 47 + 1}
+        assert counts[i, group].min() >= (320 - uniform) // len(group) + uniform // 47
+
+
+def test_a_hundred_classes_in_groups_of_ten() -> None:
+    """600 samples, s = 20: 120 uniform, 480 dominant."""
+    labels = balanced(50_000, 100)
+    client_rows = split(Share(clients=20, examples=600, share=20), labels, classes=100, groups=TENS)
+    counts = class_counts(client_rows, labels, 100)
+    for i in range(20):
+        group = list(TENS[i % 10])
+        assert {*counts[i, group].tolist()} <= {49, 50}
+        assert {*np.delete(counts[i], group).tolist()} <= {1, 2}
+    assert {len(rows) for rows in client_rows} == {600}
+
+
+# -------------------- remainders and groups
+
+
+def test_remainders_on_digits() -> None:
+    """40 samples, 4 of them uniform: each client's go on where those of the one before stopped."""
+    partition = Share(clients=20, examples=40, share=10)
+    client_rows = split(partition, DIGITS)
+    check_rows(partition, client_rows, input_of(DIGITS), disjoint=True)
+    counts = class_counts(client_rows, DIGITS)
+    expected = np.zeros((20, CLASSES), dtype=np.int64)
+    for i in range(20):
+        for j in range(4):
+            expected[i, (4 * i + j) % 10] += 1
+        group = [(2 * (i % 5) + j) % 10 for j in range(3)]
+        expected[i, group] += 12
+    np.testing.assert_array_equal(counts, expected)
+    # By hand: client 0 has the classes 0 to 3 once each and its group {0, 1, 2} twelve times each.
+    assert counts[0].tolist() == [13, 13, 13, 1, 0, 0, 0, 0, 0, 0]
+    assert counts[7].tolist() == [1, 1, 0, 0, 12, 12, 12, 0, 1, 1]
+
+
+def test_remainders_among_dominant_classes() -> None:
+    """Of 41 samples 4 are uniform and 37 dominant, one too many for three classes."""
+    counts = Share(clients=6, share=10).class_counts(41, CLASSES, RING)
+    assert counts[0].tolist() == [14, 13, 13, 1, 0, 0, 0, 0, 0, 0]
+    # Client 1's uniform four go on at class 4; its group is {2, 3, 4}, in which it is the first.
+    assert counts[1].tolist() == [0, 0, 13, 12, 13, 1, 1, 1, 0, 0]
+    # Client 5 is the second of the group {0, 1, 2}: what is left over goes to the second class.
+    assert counts[5].tolist() == [13, 14, 13, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("classes", "groups"), [(4, 2), (5, 3), (7, 4), (100, 50)])
+def test_groups_of_other_data_sets(classes: int, groups: int) -> None:
+    labels = balanced(40 * classes, classes)
+    counts = class_counts(split(Share(clients=2 * groups, share=0, examples=6), labels, 0, classes), labels, classes)
+    for i in range(2 * groups):
+        first = 2 * (i % groups)
+        assert set(np.flatnonzero(counts[i]).tolist()) == {(first + j) % classes for j in range(3)}
+    assert (counts.sum(0) > 0).all()
+
+
+def test_groups_of_the_data_set_come_before_the_ring_whatever_their_sizes() -> None:
+    groups = ((7,), (1, 2, 3, 4), (0, 9))
+    counts = class_counts(split(Share(clients=5, share=0, examples=8), CIFAR, groups=groups), CIFAR)
+    for i in range(5):
+        assert set(np.flatnonzero(counts[i]).tolist()) == {*groups[i % 3]}
+        assert {*counts[i, list(groups[i % 3])].tolist()} == {8 // len(groups[i % 3])}
+
+
+def test_more_groups_than_clients() -> None:
+    counts = class_counts(split(Share(clients=2, share=0, examples=10), CIFAR, groups=((0,), (1,), (2,))), CIFAR)
+    assert [np.flatnonzero(row).tolist() for row in counts] == [[0], [1]]
+
+
+@pytest.mark.parametrize(("share", "different"), [(0, 3), (100, 10)])
+def test_the_ends(share: float, different: int) -> None:
+    counts = class_counts(split(Share(clients=20, examples=100, share=share), CIFAR), CIFAR)
+    assert ((counts > 0).sum(1) == different).all()
+    if share == 100:
+        assert (counts == 10).all()
+
+
+def test_percent_is_exact() -> None:
+    """18.4 % of 375 are 69, although 375 * 18.4 / 100 falls short of it in floating point."""
+    counts = Share(clients=5, share=18.4).class_counts(375, CLASSES, RING)
+    # 306 go to the dominant classes, 102 each; of 69 the last class gets 6 and the others 7.
+    assert counts[0].tolist() == [109, 109, 109, 7, 7, 7, 7, 7, 7, 6]
+
+
+# -------------------- random groups
+
+
+@pytest.mark.parametrize("dominant", [1, 3, 10])
+def test_each_client_draws_its_own_classes(dominant: int) -> None:
+    partition = Share(clients=40, examples=60, share=0, groups="random", dominant=dominant)
+    client_rows = split(partition, CIFAR, groups=((0, 1),))
+    check_rows(partition, client_rows, input_of(CIFAR), disjoint=True)
+    counts = class_counts(client_rows, CIFAR)
+    assert ((counts > 0).sum(1) == dominant).all()
+    assert {*counts[counts > 0].tolist()} == {60 // dominant}
+    drawn = {tuple(np.flatnonzero(row).tolist()) for row in counts}
+    assert len(drawn) > 5 or dominant == 10
+    # Nobody is left out by a wrong range.
+    assert (counts.sum(0) > 0).all()
+
+
+def test_the_uniform_part_of_random_groups() -> None:
+    counts = class_counts(split(Share(clients=20, examples=600, share=20, groups="random"), CIFAR), CIFAR)
+    assert all(sorted(row.tolist()) == [12] * 7 + [172] * 3 for row in counts)
+
+
+def test_the_seed_decides_who_draws_what() -> None:
+    partition = Share(clients=20, examples=30, share=0, groups="random")
+    first, again, other = (class_counts(split(partition, CIFAR, seed), CIFAR) for seed in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_more_dominant_classes_than_there_are() -> None:
+    sentence = refusal(Share(clients=2, groups="random", dominant=11), input_of(CIFAR))
+    assert sentence == "`partition.dominant` is 11, but the data set has 10 classes; use at most that many."
+
+
+@pytest.mark.parametrize("groups", [(), EMNIST])
+def test_fixed_groups_have_a_size_of_their_own(groups: tuple[tuple[int, ...], ...]) -> None:
+    sentence = refusal(
+        Share(clients=2, examples=9, dominant=4), input_of(balanced(6200, 62), classes=62, groups=groups)
+    )
+    assert sentence == (
+        "`partition.dominant` is 4, but fixed groups have a size of their own; leave it out, or set "
+        "`partition.groups` to `random`."
+    )
+
+
+# -------------------- what is dealt is what was counted
+
+
+@settings(max_examples=60)
+@given(
+    clients=st.integers(1, 40),
+    examples=st.none() | st.integers(1, 80),
+    share=st.floats(0, 100),
+    seed=st.integers(0, 10**6),
+)
+def test_deals_what_it_says(clients: int, examples: int | None, share: float, seed: int) -> None:
+    data = input_of(balanced(2000), seed)
+    partition = Share(clients=clients, examples=examples, share=share)
+    size = min(2000 // clients, examples or 2000)
+    if refusal(partition, data):
+        # Refused only if some class is asked for too often.
+        assert (partition.class_counts(size, CLASSES, RING).sum(0) > 200).any()
+        return
+    client_rows = partition.split(data)
+    check_rows(partition, client_rows, data, disjoint=True)
+    assert {len(rows) for rows in client_rows} == {size}
+    counts = class_counts(client_rows, data.labels)
+    np.testing.assert_array_equal(counts, partition.class_counts(size, CLASSES, RING))
+    for i in range(clients):
+        others = np.delete(counts[i], RING[i % 5])
+        assert others.max() - others.min() <= 1
+        # A tenth of s% each, rounded down or up.
+        assert abs(others.mean() - size * share / 1000) < 1.5
+
+
+# -------------------- what cannot be dealt
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=4, max_size=12),
+    clients=st.integers(1, 30),
+    share=st.sampled_from([0, 10, 33.3, 70, 100]),
+    drawn=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_its_advice_works(sizes: list[int], clients: int, share: float, drawn: bool, seed: int) -> None:
+    labels, classes = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes), len(sizes)
+    assume(clients <= len(labels))
+    partition = Share(clients=clients, share=share, groups="random" if drawn else "fixed")
+    while advice := refusal(partition, input_of(labels, seed, classes)):
+        found = re.search(r"; set `partition.examples` to at most (\d+)\.$", advice)
+        if found:
+            # This advice works at once, and one sample more would not.
+            more = dataclasses.replace(partition, examples=int(found[1]) + 1)
+            assert refusal(more, input_of(labels, seed, classes))
+            partition = dataclasses.replace(partition, examples=int(found[1]))
+            assert refusal(partition, input_of(labels, seed, classes)) is None
+        else:
+            assert advice.endswith("; use fewer `partition.clients`.")
+            assert partition.clients > 1
+            partition = dataclasses.replace(partition, clients=partition.clients - 1)
+    data = input_of(labels, seed, classes)
+    check_rows(partition, partition.split(data), data, disjoint=True)
+
+
+def test_an_exhausted_class_is_named() -> None:
+    # 5 uniform and 45 dominant: class 0 is dominant for 8 of 20 clients, 8 * 15 + 20 * 0.5 = 130.
+    assert refusal(Share(clients=20, examples=60, share=10), input_of(balanced(1000))) == (
+        "`partition.clients` is 20, who with 50 samples each take 130 of class 0, but the data set has 100; set "
+        "`partition.examples` to at most 38."
+    )
+
+
+def test_a_class_without_samples() -> None:
+    """Fewer clients would not help, with one client or many."""
+    labels = balanced(500)
+    for clients in (1, 20):
+        sentence = refusal(Share(clients=clients, examples=10, share=0), input_of(labels[labels != 0]))
+        assert sentence is not None
+        assert "of class 0, but the data set has 0; use another partition." in sentence
+
+
+def test_advice_is_quick_with_many_clients() -> None:
+    """Sizes are tried by halves: one after the other, 20,000 of them took minutes."""
+    labels, started = np.arange(200_000, dtype=np.int64) % 100, time.process_time()
+    sentence = refusal(Share(clients=10, share=10), input_of(labels, classes=100))
+    many = refusal(Share(clients=5000, share=10), input_of(labels, classes=100))
+    assert time.process_time() - started < 5
+    for each in (sentence, many):
+        assert each is not None
+        assert "; set `partition.examples` to at most " in each
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_few_classes_are_refused(classes: int) -> None:
+    with pytest.raises(UserError) as error:
+        split(Share(clients=2), balanced(60, classes), classes=classes)
+    assert str(error.value) == (
+        f"`partition.name` is `share`, which needs over 3 classes, not {classes}; use another partition."
+    )
+
+
+def test_few_classes_do_if_the_data_set_groups_them() -> None:
+    counts = class_counts(
+        split(Share(clients=2, share=0), balanced(60, 2), classes=2, groups=((0,), (1,))), balanced(60, 2), 2
+    )
+    assert counts.tolist() == [[30, 0], [0, 30]]

@@ -1,0 +1,207 @@
+"""A user's own arrays: taken as they are, copied, told apart, and refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmate.data.arrays import MOST_CLASSES, Pool, Sites, fingerprint
+from fedmate.data.dataset import Normalisation
+from fedmate.errors import UserError
+
+X, Y = [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]], [0, 1, 2]
+NAN = [[0.0, float("nan")], [1.0, 0.0], [0.5, 0.5]]
+
+
+def refused(make: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        make()
+    return str(caught.value)
+
+
+# What is taken.
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_lists_arrays_and_tensors_are_all_the_same(kind: Callable[[Any], Any]) -> None:
+    pool = Pool(kind(X), kind(Y), kind(X), kind(Y))
+    for part in (pool.arrays.train, pool.arrays.test):
+        assert part is not None
+        np.testing.assert_array_equal(part.x, X)
+        assert part.y.tolist() == Y
+        assert part.y.dtype == np.int64
+    assert pool.arrays.class_names == ("0", "1", "2")
+    assert pool.client_rows is None
+    assert pool.arrays.normalisation == Normalisation()
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("u1", "f4"), ("i8", "f4"), ("f2", "f4"), ("f4", "f4"), ("f8", "f8")])
+def test_precision_is_kept_and_whole_numbers_become_single(kind: str, kept: str) -> None:
+    assert Pool(np.array(X, dtype=kind), Y).arrays.train.x.dtype == np.dtype(kept)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_short_tensors_become_single(kind: torch.dtype) -> None:
+    pool = Pool(torch.tensor(X, dtype=kind), torch.tensor(Y, dtype=kind))
+    assert pool.arrays.train.x.dtype == np.float32
+    assert pool.arrays.train.x.tolist() == X
+    assert pool.arrays.train.y.tolist() == Y
+
+
+def test_sparse_tensors_are_filled_and_masked_arrays_are_not() -> None:
+    assert Pool(torch.tensor(X).to_sparse(), Y).arrays.train.x.tolist() == X
+    with pytest.raises(UserError, match=r"^`x` has masked values, which would be read as if they were not; fill or"):
+        Pool(np.ma.masked_greater(np.array(X), 0), Y)
+
+
+def test_labels_may_be_whole_numbers_of_any_kind() -> None:
+    for kind in ("u1", "i4", "f4", "?"):
+        assert Pool(X, np.array([0, 1, 1]).astype(kind)).arrays.train.y.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_the_callers_arrays_are_copied(kind: str) -> None:
+    x, y = np.array(X, dtype=kind), np.array(Y)
+    pool, sites = Pool(x, y), Sites([(x, y)], test=(x, y))
+    before = fingerprint(pool), fingerprint(sites)
+    x[:], y[:] = 9, 0
+    assert (fingerprint(pool), fingerprint(sites)) == before
+    tensor = torch.tensor(X, requires_grad=True)
+    pool = Pool(tensor, Y)
+    pool.arrays.train.x[:] = 7
+    assert tensor.tolist() == X
+
+
+def test_classes_are_those_named_or_those_seen_in_either_part() -> None:
+    assert Pool(X, [0, 0, 1], X, [3, 0, 0]).arrays.class_names == ("0", "1", "2", "3")
+    assert Pool(X, [0, 0, 0], class_names=["a", "b"]).arrays.class_names == ("a", "b")
+
+
+def test_sites_keep_who_holds_what() -> None:
+    sites = Sites([(X, Y), (X[:1], Y[:1]), (X[1:], Y[1:])], test=(X, Y), class_names="abc")
+    assert sites.client_rows is not None
+    assert [hand.tolist() for hand in sites.client_rows] == [[0, 1, 2], [3], [4, 5]]
+    assert sites.arrays.train.y.tolist() == [0, 1, 2, 0, 1, 2]
+    np.testing.assert_array_equal(sites.arrays.train.x, [*X, X[0], *X[1:]])
+
+
+# What tells data apart.
+
+
+def test_the_fingerprint_is_of_the_content() -> None:
+    same = [Pool(X, Y), Pool(np.array(X), torch.tensor(Y)), Pool(X, Y, class_names=["0", "1", "2"])]
+    assert len({fingerprint(pool) for pool in same}) == 1
+    others: list[Pool | Sites] = [
+        same[0],
+        Pool(X, [0, 2, 1]),
+        Pool([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5000001]], Y),
+        Pool(np.array(X, dtype="f4"), Y),
+        Pool(X, Y, X, Y),
+        Pool(X, Y, X, [0, 2, 1]),
+        Pool(X, Y, class_names=["a", "b", "c"]),
+        Pool(X, Y, class_names=["0", "1", "2", "3"]),
+        Sites([(X, Y)], test=(X, Y)),
+        Sites([(X[:1], Y[:1]), (X[1:], Y[1:])], test=(X, Y)),
+        Sites([(X[:2], Y[:2]), (X[2:], Y[2:])], test=(X, Y)),
+    ]
+    assert len({fingerprint(data) for data in others}) == len(others)
+
+
+# What is refused.
+
+POOLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "no label": (([], []), {}, "`y` has the shape (0,); give one label for each sample, at least one."),
+    "labels in a table": ((X, [Y]), {}, "`y` has the shape (1, 3); give one label for each sample, at least one."),
+    "too few samples": ((X[:2], Y), {}, "`x` has the shape (2, 2) for 3 labels; give `[samples, ...]`, one per label."),
+    "samples in a line": (([1.0, 2.0], [0, 1]), {}, "`x` has the shape (2,) for 2 labels; give `[samples, ...]`"),
+    "not finite": ((NAN, Y), {}, "`x` is nan at [0, 1]; replace what is not a finite number first."),
+    "fractions for labels": ((X, [0, 0.5, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2"),
+    "NaN for a label": ((X, [0, float("nan"), 1]), {}, "`y` is nan at [1]; replace what is not a finite number first."),
+    "infinity for a label": ((X, [0, float("inf"), 1]), {}, "`y` is inf at [1]; replace what is not a finite number"),
+    "labels below 0": ((X, [0, -1, 1]), {}, "`y` must hold whole numbers from 0; number the classes 0, 1, 2, ..."),
+    "labels that are names": ((X, ["a", "b", "c"]), {}, "`y` holds <U1 values; give an array of numbers."),
+    "samples that are names": (([["a"]] * 3, Y), {}, "`x` holds <U1 values; give an array of numbers."),
+    "objects": (([[None]] * 3, Y), {}, "`x` holds object values; give an array of numbers."),
+    "ragged": (([[1.0], [1.0, 2.0], [1.0]], Y), {}, "`x` has rows of unequal length; give an array of numbers."),
+    "an identity number": (
+        (X, [0, 1, MOST_CLASSES]),
+        {},
+        f"`y` holds a label {MOST_CLASSES}, which looks like no class",
+    ),
+    "half a test": ((X, Y, X), {}, "`test_x` and `test_y` belong together; give both, or neither."),
+    "the other half": ((X, Y, None, Y), {}, "`test_x` and `test_y` belong together; give both, or neither."),
+    "bad test": ((X, Y, NAN, Y), {}, "`test_x` is nan at [0, 1]; replace what is not a finite number first."),
+    "bad test labels": ((X, Y, X, [0, 1]), {}, "`test_x` has the shape (3, 2) for 2 labels; give `[samples, ...]`"),
+    "test of another shape": (
+        (X, Y, [[1.0]], [0]),
+        {},
+        "the test samples have the shape (1,), the others (2,); give both one shape.",
+    ),
+    "too few names": (
+        (X, Y),
+        {"class_names": ["a", "b"]},
+        "`class_names` has 2 names, but there is a label 2; name every class.",
+    ),
+    "a name twice": (
+        (X, Y),
+        {"class_names": ["a", "b", "a"]},
+        "`class_names` has `a` twice; give each class a name of its own.",
+    ),
+    "one class": ((X, [0, 0, 0]), {}, "`y` holds one class only; give samples of two classes at least, or"),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_a_pool_that_does_not_fit_is_refused(case: str) -> None:
+    arguments, options, sentence = POOLS[case]
+    assert refused(lambda: Pool(*arguments, **options)).startswith(sentence)
+
+
+SITES: dict[str, tuple[Any, Any, str]] = {
+    "nobody": ([], (X, Y), "`clients` is empty; give a pair `(x, y)` for each client."),
+    "no pair": (
+        [(X, Y), np.array(X)],
+        (X, Y),
+        "`clients[1]` is a ndarray; give a pair `(x, y)` of samples and labels.",
+    ),
+    "three of a kind": ([(X, Y, Y)], (X, Y), "`clients[0]` is a tuple; give a pair `(x, y)` of samples and labels."),
+    "test no pair": ([(X, Y)], np.array(X), "`test` is a ndarray; give a pair `(x, y)` of samples and labels."),
+    "bad samples": (
+        [(X, Y), (NAN, Y)],
+        (X, Y),
+        "`clients[1].x` is nan at [0, 1]; replace what is not a finite number first.",
+    ),
+    "bad labels": ([(X, Y), (X, [0, 1, -1])], (X, Y), "`clients[1].y` must hold whole numbers from 0; number the"),
+    "bad test": ([(X, Y)], (X, [0, 1]), "`test.x` has the shape (3, 2) for 2 labels; give `[samples, ...]`, one per"),
+    "unequal": (
+        [(X, Y), ([[1.0]], [0])],
+        (X, Y),
+        "`clients[1].x` has samples of shape (1,), `clients[0].x` of shape (2,); give all samples one shape.",
+    ),
+    "a client without samples": ([(X, Y), ([], [])], (X, Y), "`clients[1].y` has the shape (0,); give one label for"),
+}
+
+
+@pytest.mark.parametrize("case", SITES)
+def test_sites_that_do_not_fit_are_refused(case: str) -> None:
+    clients, test, sentence = SITES[case]
+    assert refused(lambda: Sites(clients, test=test)).startswith(sentence)
+
+
+@pytest.mark.parametrize("label", [2**63, 1e30, 100_000])
+def test_labels_that_are_no_classes_are_refused(label: float) -> None:
+    labels = np.array([0, 1, label], dtype=np.uint64 if isinstance(label, int) else np.float64)
+    assert "looks like no class" in refused(lambda: Pool(np.zeros((3, 2)), labels))
+
+
+def test_samples_hold_something() -> None:
+    assert "its samples hold nothing" in refused(lambda: Pool(np.zeros((3, 0)), [0, 1, 0]))
+
+
+def test_numbers_beyond_double_precision_are_refused_without_a_warning() -> None:
+    beyond = np.array([["1", "1e4000"]] * 2, dtype=np.longdouble)
+    assert "is inf at [0, 1]" in refused(lambda: Pool(beyond, [0, 1]))

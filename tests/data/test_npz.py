@@ -1,0 +1,374 @@
+"""Arrays in a file: a user's own in any sensible shape, prepared ones in theirs, and one sentence for the rest."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmate.core import Augmentation
+from fedmate.data.dataset import Arrays
+from fedmate.data.npz import Npz, read_npz, read_prepared
+from fedmate.errors import UserError
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (6, 9, 8), dtype=np.uint8)
+COLOUR = RNG.integers(0, 256, (6, 9, 8, 3), dtype=np.uint8)
+TABLE = RNG.normal(size=(6, 4))
+LABELS = np.array([0, 1, 2, 2, 1, 0])
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def save(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def load(folder: Path, **arrays: Any) -> Arrays:
+    path = save(folder / "own.npz", **{"train_x": TABLE, "train_y": LABELS, **arrays})
+    return Npz(path=str(path)).load(folder)
+
+
+def refused(folder: Path, **arrays: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load(folder, **arrays)
+    assert "own.npz" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -------------------- any file
+
+
+def test_arrays_are_read_by_name(tmp_path: Path) -> None:
+    found = read_npz(save(tmp_path / "x.npz", a=GREY, b=np.array(["word"])))
+    assert found.keys() == {"a", "b"}
+    np.testing.assert_array_equal(found["a"], GREY)
+
+
+def test_what_is_no_npz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for content in (b"", b"PK", b"<html>", pickle.dumps([1]), b"\x93NUMPY"):
+        path.write_bytes(content)
+        with pytest.raises(
+            UserError, match=r"x.npz` is not a file of numpy's numbers \(.+\); write it with `numpy.savez`"
+        ):
+            read_npz(path)
+    with path.open("wb") as file:
+        np.save(file, GREY)
+    with pytest.raises(UserError, match=r"x.npz` holds no named arrays"):
+        read_npz(path)
+    with pytest.raises(UserError, match=r"y.npz` does not exist"):
+        read_npz(tmp_path / "y.npz")
+    with pytest.raises(UserError, match=r"cannot be read"):
+        read_npz(tmp_path)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = save(tmp_path / "whole.npz", a=GREY).read_bytes()
+    path = tmp_path / "x.npz"
+    for cut in range(0, len(whole), 13):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=r"write it with `numpy.savez`"):
+            read_npz(path)
+
+
+def test_a_changed_pixel_is_noticed(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.npz", a=GREY)
+    whole = bytearray(path.read_bytes())
+    whole[200] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match=r"CRC"):
+        read_npz(path)
+
+
+def test_no_pickle_in_a_file_is_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.array([print], dtype=object))
+    with pytest.raises(UserError, match="holds Python objects, which are not read; save plain numbers, and words with"):
+        read_npz(tmp_path / "x.npz")
+
+
+# -------------------- prepared files
+
+NAMES = ("a", "b", "c")
+
+
+def prepared(folder: Path, shape: tuple[int, int, int], **arrays: Any) -> Any:
+    given = {"train_x": COLOUR, "train_y": LABELS, "test_x": COLOUR[:2], "test_y": LABELS[:2].astype(np.uint8)}
+    return read_prepared(save(folder / "x.npz", **{**given, **arrays}), shape, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("x", "shape"),
+    [
+        (COLOUR, (3, 9, 8)),
+        (COLOUR.transpose(0, 3, 1, 2), (3, 9, 8)),
+        (GREY, (1, 9, 8)),
+        (GREY[:, None], (1, 9, 8)),
+        (GREY[..., None], (1, 9, 8)),
+    ],
+)
+def test_prepared_images_may_have_their_channels_anywhere(x: Any, shape: tuple[int, int, int], tmp_path: Path) -> None:
+    content = prepared(tmp_path, shape, train_x=x, test_x=x[:2])
+    expected = COLOUR.transpose(0, 3, 1, 2) if shape[0] == 3 else GREY[:, None]
+    np.testing.assert_array_equal(content.train.x, expected)
+    np.testing.assert_array_equal(content.test.x, expected[:2])
+    assert content.train.y.tolist() == LABELS.tolist()
+    assert content.train.y.dtype == content.test.y.dtype == np.int64
+    assert content.class_names == NAMES
+    assert content.clients is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"train_x": COLOUR[:, 1:]}, "x.npz[train_x]` has images of shape [8, 8, 3], expected [3, 9, 8]"),
+        ({"test_x": GREY[:2]}, "x.npz[test_x]` has images of shape [9, 8], expected [3, 9, 8]"),
+        ({"train_x": COLOUR.astype(float)}, "x.npz[train_x]` holds float64 values"),
+        ({"train_y": LABELS + 1}, "x.npz[train_y]` is 3 at [2], but labels are whole numbers from 0 to 2"),
+        ({"test_y": np.array([-1, 0])}, "x.npz[test_y]` is -1 at [0], but labels are whole numbers from 0 to 2"),
+        ({"test_y": np.array([0, 0.5])}, "x.npz[test_y]` is 0.5 at [1]"),
+        ({"test_y": np.array([0, np.nan])}, "x.npz[test_y]` is nan at [1]"),
+        ({"test_y": np.array(["a", "b"])}, "x.npz[test_y]` holds <U1 values"),
+        ({"train_y": LABELS[:5]}, "has 6 samples in `train_x` for `train_y` of shape [5]"),
+        ({"train_y": LABELS[:, None]}, "has 6 samples in `train_x` for `train_y` of shape [6, 1]"),
+        ({"test_x": COLOUR[:0], "test_y": LABELS[:0]}, "has 0 samples in `test_x`"),
+    ],
+)
+def test_prepared_files_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        prepared(tmp_path, (3, 9, 8), **arrays)
+    assert message in str(caught.value)
+
+
+def test_a_prepared_file_without_all_parts_says_which_it_has(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.npz", train_x=COLOUR, y=LABELS)
+    with pytest.raises(UserError, match=r"has no `train_y`, but `train_x`, `y`; write `train_x`, `train_y`, `test_x`"):
+        read_prepared(path, (3, 9, 8), NAMES)
+
+
+# -------------------- a user's own: samples
+
+
+@pytest.mark.parametrize(
+    ("x", "shape"),
+    [
+        (GREY, (1, 9, 8)),
+        (GREY[:, None], (1, 9, 8)),
+        (GREY[..., None], (1, 9, 8)),
+        (COLOUR, (3, 9, 8)),
+        (COLOUR.transpose(0, 3, 1, 2), (3, 9, 8)),
+        # Three rows or three channels at either end: taken as it is.
+        (COLOUR[:, :3], (3, 8, 3)),
+        (RNG.integers(0, 256, (6, 4, 9, 8), dtype=np.uint8), (4, 9, 8)),
+    ],
+)
+def test_bytes_are_images_with_channels_first(x: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    arrays = load(tmp_path, train_x=x)
+    assert arrays.train.x.shape == (6, *shape)
+    assert arrays.train.x.dtype == np.uint8
+    if shape == (3, 9, 8):
+        np.testing.assert_array_equal(arrays.train.x, COLOUR.transpose(0, 3, 1, 2))
+    source = arrays.normalisation.source(arrays.train.x, Augmentation(), torch.float64, "cpu")
+    read = source.read(torch.arange(6)).numpy()
+    np.testing.assert_allclose(read, (arrays.train.x / 255 - 0.5) / 0.5)
+    assert -1 <= read.min() < -0.9
+    assert 0.9 < read.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("f8", "f8"), (">f8", "f8"), ("f4", "f4"), (">f4", "f4"), ("f2", "f4"), ("i8", "f4"), ("u1", "f4"), ("?", "f4")],
+)
+def test_other_numbers_stay_what_they_are(kind: str, kept: str, tmp_path: Path) -> None:
+    table = (TABLE * 10).round().clip(0).astype(kind)
+    arrays = load(tmp_path, train_x=table)
+    assert arrays.train.x.dtype == np.dtype(kept)
+    np.testing.assert_array_equal(arrays.train.x, table)
+    assert arrays.normalisation.mean == (0,)
+    assert arrays.normalisation.std == (1,)
+
+
+@pytest.mark.parametrize("shape", [(6, 9, 8), (6, 9, 8, 3), (6, 2, 2, 2, 2)])
+def test_images_of_other_numbers_are_left_alone(shape: tuple[int, ...], tmp_path: Path) -> None:
+    assert load(tmp_path, train_x=RNG.normal(size=shape)).train.x.shape == shape
+
+
+def test_a_test_split_is_optional(tmp_path: Path) -> None:
+    assert load(tmp_path).test is None
+    test = load(tmp_path, test_x=TABLE[:2], test_y=[0, 4]).test
+    assert test is not None
+    np.testing.assert_array_equal(test.x, TABLE[:2])
+    assert test.y.tolist() == [0, 4]
+
+
+# -------------------- a user's own: labels and clients
+
+
+@pytest.mark.parametrize("kind", ["u1", "i4", "i8", "f4", "f8"])
+def test_labels_may_be_whole_numbers_of_any_kind(kind: str, tmp_path: Path) -> None:
+    arrays = load(tmp_path, train_y=LABELS.astype(kind), test_x=TABLE[:1], test_y=np.array([4], kind))
+    assert arrays.train.y.tolist() == LABELS.tolist()
+    assert arrays.train.y.dtype == np.int64
+    assert arrays.class_names == ("0", "1", "2", "3", "4")
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_words_are_classes_in_alphabetical_order(kind: str, tmp_path: Path) -> None:
+    words = np.array(["cat", "dog", "ant", "ant", "dog", "cat"], dtype=kind)
+    arrays = load(tmp_path, train_y=words, test_x=TABLE[:2], test_y=np.array(["bee", "dog"], dtype=kind))
+    assert arrays.class_names == ("ant", "bee", "cat", "dog")
+    assert arrays.train.y.tolist() == [2, 3, 0, 0, 3, 2]
+    assert arrays.test is not None
+    assert arrays.test.y.tolist() == [1, 3]
+
+
+def test_classes_may_be_named(tmp_path: Path) -> None:
+    names = np.array(["zero", "one", "two", "never seen"])
+    assert load(tmp_path, class_names=names).class_names == tuple(names)
+    arrays = load(tmp_path, class_names=names, train_y=np.array(["two", "zero", "one", "one", "one", "two"]))
+    assert arrays.class_names == tuple(names)
+    assert arrays.train.y.tolist() == [2, 0, 1, 1, 1, 2]
+    assert load(tmp_path, class_names=["a", "b"], train_y=LABELS * 0).class_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("clients", "numbers"),
+    [
+        ([70, 5, 5, -1, 70, 5], [2, 1, 1, 0, 2, 1]),
+        ([0.5, 0.25, 0.5, 0.5, 0.5, 0.5], [1, 0, 1, 1, 1, 1]),
+        (["b", "a", "c", "a", "a", "a"], [1, 0, 2, 0, 0, 0]),
+        ([b"b", b"a", b"b", b"b", b"b", b"b"], [1, 0, 1, 1, 1, 1]),
+    ],
+)
+def test_clients_are_numbered_in_their_order(clients: list[Any], numbers: list[int], tmp_path: Path) -> None:
+    found = load(tmp_path, train_client=np.array(clients)).clients
+    assert found is not None
+    assert found.tolist() == numbers
+    assert found.dtype == np.int64
+    assert load(tmp_path).clients is None
+
+
+# -------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"train_x": TABLE[:5]}, "has 5 samples in `train_x` for `train_y` of shape [6]"),
+        ({"train_x": TABLE[:0], "train_y": LABELS[:0]}, "has 0 samples in `train_x`"),
+        ({"train_x": TABLE[:, 0]}, "own.npz[train_x]` has the shape [6]"),
+        ({"train_x": np.array([["x"]] * 6)}, "own.npz[train_x]` holds <U1 values"),
+        ({"train_x": np.where(TABLE[2, 1] == TABLE, np.nan, TABLE)}, "own.npz[train_x]` is nan at [2, 1]"),
+        ({"train_x": TABLE * 1j}, "own.npz[train_x]` holds complex128 values"),
+        ({"test_x": TABLE}, "has no `test_y`, but `train_x`, `train_y`, `test_x`"),
+        ({"test_y": LABELS}, "has no `test_x`"),
+        ({"test_x": TABLE[:, 1:], "test_y": LABELS}, "has test samples of shape [3], the others are [4]"),
+        ({"test_x": TABLE, "test_y": LABELS[:1]}, "has 6 samples in `test_x` for `test_y` of shape [1]"),
+        ({"train_y": LABELS - 1}, "own.npz[train_y]` is -1 at [0], but labels are whole numbers from 0"),
+        ({"train_y": LABELS / 2}, "own.npz[train_y]` is 0.5 at [1]"),
+        (
+            {"train_y": LABELS + 100_000},
+            "own.npz[train_y]` is 100000 at [0], but labels are whole numbers from 0 to 99999",
+        ),
+        ({"train_y": LABELS * 0}, "holds one class only"),
+        ({"train_y": np.array(["a"] * 6)}, "holds one class only"),
+        ({"train_y": np.array(["a"] * 6), "test_x": TABLE, "test_y": LABELS}, "own.npz[train_y]` holds <U1 values"),
+        ({"train_y": np.array([b"\xff", *[b"a"] * 5])}, "own.npz[train_y]` holds bytes that are no text"),
+        ({"train_y": np.array(["\udc80", *["a"] * 5])}, "own.npz[train_y]` holds bytes that are no text"),
+        ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
+        ({"class_names": ["a", "b", "a"]}, "own.npz[class_names]` has `a` twice"),
+        ({"class_names": [1, 2, 3]}, "own.npz[class_names]` holds int64 values of shape [3]; give a row of words"),
+        ({"class_names": [["a", "b", "c"]]}, "own.npz[class_names]` holds <U1 values of shape [1, 3]"),
+        ({"class_names": ["a", "b"], "train_y": np.array(["a", *"bbcbb"])}, "own.npz[train_y]` is `c` at [3]"),
+        ({"class_names": np.arange(100_001).astype(str)}, "has 100001 classes"),
+        ({"train_client": [1, 2]}, "own.npz[train_client]` has the shape [2] for 6 samples"),
+        ({"train_client": [np.nan] * 6}, "own.npz[train_client]` is nan at [0]"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert message in refused(tmp_path, **arrays)
+
+
+def test_missing_arrays_are_named_with_those_found(tmp_path: Path) -> None:
+    path = save(tmp_path / "own.npz", x=TABLE, train_y=LABELS)
+    with pytest.raises(UserError, match=r"has no `train_x`, but `x`, `train_y`; write `train_x`, `train_y`."):
+        Npz(path=str(path)).load(tmp_path)
+
+
+# -------------------- where it is, and what is done with it
+
+
+def test_the_path_has_to_be_set(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`dataset.path` is empty; set it"):
+        Npz().load(tmp_path)
+
+
+def test_a_path_that_leads_nowhere_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`dataset.path` is `.*/no.npz`, which does not exist"):
+        Npz(path=str(tmp_path / "no.npz")).load(tmp_path)
+    with pytest.raises(UserError, match=r"`dataset.path` is `.*`, which is not a file"):
+        Npz(path=str(tmp_path)).load(tmp_path)
+    with pytest.raises(UserError, match=r"`dataset.path` is `~nobody-of-that-name/x`, but there is no such home"):
+        Npz(path="~nobody-of-that-name/x").load(tmp_path)
+
+
+def test_a_path_begins_at_the_working_folder_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "own.npz", train_x=TABLE, train_y=LABELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("own.npz", "~/own.npz", str(tmp_path / "own.npz")):
+        assert len(Npz(path=path).load(tmp_path / "data").train.y) == 6
+    # It is one file, however it is called.
+    assert len(list((tmp_path / "data" / "cached").iterdir())) == 1
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    assert load(tmp_path).train.x.shape == (6, 4)
+    assert load(tmp_path, train_x=TABLE[:, :2]).train.x.shape == (6, 2)
+
+
+def test_only_images_can_be_varied(tmp_path: Path) -> None:
+    path = str(save(tmp_path / "own.npz", train_x=TABLE, train_y=LABELS))
+    for options in ({"crop": 2}, {"flip": True}):
+        with pytest.raises(
+            UserError, match=f"`dataset.{next(iter(options))}` is for images, but `.*` has samples of shape"
+        ):
+            Npz(path=path, **options).load(tmp_path)
+    path = str(save(tmp_path / "images.npz", train_x=GREY, train_y=LABELS))
+    dataset = Npz(path=path, crop=2, flip=True)
+    assert dataset.load(tmp_path).train.x.shape == (6, 1, 9, 8)
+    assert dataset.augmentation == Augmentation(2, True)
+
+
+def test_an_experiment_starts_from_what_fits_anything() -> None:
+    assert Npz().defaults == {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
+
+
+def test_both_parts_are_bytes_or_neither(tmp_path: Path) -> None:
+    """Only bytes are normalised: a test part that was scaled already would be scaled once more."""
+    x, y = np.zeros((6, 4, 4), np.uint8), np.arange(6) % 2
+    sentence = refused(tmp_path, train_x=x, train_y=y, test_x=x / 255, test_y=y)
+    assert "has uint8 in `train_x` and float" in sentence
+    assert sentence.endswith("give both one type.")
+
+
+def test_samples_hold_something(tmp_path: Path) -> None:
+    assert "which hold nothing" in refused(tmp_path, train_x=np.zeros((6, 0)), train_y=np.arange(6) % 2)
+
+
+@pytest.mark.parametrize("clients", [["anna", "bert", "anna"], [30, 7, 30], [b"anna", b"bert", b"anna"]])
+def test_clients_keep_their_names(clients: list[Any], tmp_path: Path) -> None:
+    arrays = load(tmp_path, train_x=np.zeros((3, 2)), train_y=[0, 1, 0], train_client=np.array(clients))
+    names = [arrays.client_names[number] for number in arrays.clients] if arrays.clients is not None else []
+    assert names == [one.decode() if isinstance(one, bytes) else str(one) for one in clients]
+    again = load(tmp_path, train_x=np.zeros((3, 2)), train_y=[0, 1, 0], train_client=np.array(clients))
+    assert again.client_names == arrays.client_names

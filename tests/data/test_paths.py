@@ -1,0 +1,97 @@
+"""Where data sets are looked for: where the user says, or where the system keeps such things."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmate.data.paths import VARIABLE, data_folder, expand, user_folder
+from fedmate.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def test_the_chosen_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    monkeypatch.setenv(VARIABLE, str(other))
+    assert data_folder(one) == one
+    assert data_folder() == other
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_choice_it_is_the_users_own(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    assert data_folder() == user_folder()
+
+
+def test_a_folder_that_was_named_has_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"`--data-dir` is `.*/no`, which does not exist; make it"):
+        data_folder(tmp_path / "no")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"`FEDMATE_DATA` is `.*/file`, which is not a folder"):
+        data_folder()
+
+
+def test_the_users_own_need_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "no"))
+    monkeypatch.setenv("HOME", str(tmp_path / "no"))
+    assert not data_folder().exists()
+
+
+def test_a_tilde_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv(VARIABLE, "~/data")
+    assert data_folder() == tmp_path / "data"
+    assert data_folder(Path("~/data")) == tmp_path / "data"
+    assert expand("x", "~") == tmp_path
+    assert expand("x", "a/~") == Path("a/~")
+
+
+def test_the_home_of_nobody_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "~nobody-of-that-name/data")
+    with pytest.raises(UserError, match=r"`FEDMATE_DATA` is `~nobody-of-that-name/data`, but there is no such home"):
+        data_folder()
+
+
+@pytest.mark.parametrize(
+    ("system", "variables", "expected"),
+    [
+        ("linux", {}, "home/.cache/fedmate"),
+        ("linux", {"XDG_CACHE_HOME": "caches"}, "caches/fedmate"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "home/.cache/fedmate"),
+        ("darwin", {"XDG_CACHE_HOME": "caches"}, "home/Library/Caches/fedmate"),
+        ("win32", {}, "home/AppData/Local/fedmate"),
+        ("win32", {"LOCALAPPDATA": "local"}, "local/fedmate"),
+    ],
+)
+def test_every_system_has_its_place(
+    system: str, variables: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        value = variables.get(name)
+        monkeypatch.setenv(name, str(tmp_path / value) if value else "")
+    assert user_folder() == tmp_path / expected
+
+
+def test_somebody_without_a_home_has_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    monkeypatch.chdir(tmp_path)
+    assert user_folder() == tmp_path / ".fedmate"

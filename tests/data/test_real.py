@@ -1,0 +1,157 @@
+"""The real data sets, where they are at hand: as many samples as published, upright, with the right constants."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedmate.data import DATASETS
+from fedmate.data.files import Content, ImageDataset
+from fedmate.errors import UserError
+
+pytestmark = pytest.mark.data
+
+FOLDER = Path(os.environ.get("FEDMATE_DATA") or Path(__file__).parents[2] / ".data")
+
+MNIST_COUNTS = (
+    (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+    (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+)
+
+
+def made(name: str) -> ImageDataset:
+    dataset = DATASETS[name](**({"split": "balanced"} if name == "emnist" else {}))
+    assert isinstance(dataset, ImageDataset)
+    return dataset
+
+
+@lru_cache(maxsize=2)
+def content(name: str) -> Content:
+    """Read a data set without its cache, or skip the test."""
+    dataset = made(name)
+    try:
+        found = dataset.find(FOLDER)
+    except UserError:
+        pytest.skip(f"{name} is not in {FOLDER}")
+    return dataset.read(found)
+
+
+def counts(name: str) -> tuple[list[int], list[int]]:
+    train, test, names = content(name)[:3]
+    assert test is not None
+    first, second = (np.bincount(part.y, minlength=len(names)).tolist() for part in (train, test))
+    return first, second
+
+
+def brightness(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return mean and standard deviation of each channel of the training images, from 0 to 1."""
+    x = content(name).train.x
+    shares = np.zeros((x.shape[1], 256))
+    for channel in range(x.shape[1]):
+        for start in range(0, len(x), 5000):
+            shares[channel] += np.bincount(x[start : start + 5000, channel].ravel(), minlength=256)
+    shares /= shares.sum(axis=1, keepdims=True)
+    levels = np.arange(256) / 255
+    mean, square = shares @ levels, shares @ levels**2
+    return mean, np.sqrt(square - mean**2)
+
+
+def mean_image(name: str, character: str) -> NDArray[Any]:
+    data = content(name)
+    image: NDArray[Any] = data.train.x[data.train.y == data.class_names.index(character)].mean((0, 1))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "shape"),
+    [
+        ("cifar10", [5000] * 10, [1000] * 10, (3, 32, 32)),
+        ("cifar100", [500] * 100, [100] * 100, (3, 32, 32)),
+        ("fashion_mnist", [6000] * 10, [1000] * 10, (1, 28, 28)),
+        ("mnist", list(MNIST_COUNTS[0]), list(MNIST_COUNTS[1]), (1, 28, 28)),
+    ],
+)
+def test_there_are_as_many_of_each_class_as_published(
+    name: str, train: list[int], test: list[int], shape: tuple[int, ...]
+) -> None:
+    assert counts(name) == (train, test)
+    assert content(name).train.x.shape == (sum(train), *shape)
+    assert len(content(name).class_names) == len(train)
+
+
+def test_the_classes_of_emnist_balanced_are_balanced() -> None:
+    train, test = counts("emnist")
+    # The official number, or that of a tenth.
+    assert train in ([2400] * 47, [240] * 47)
+    assert len(test) == 47
+    assert min(test) > 0
+    assert content("emnist").train.x.shape[1:] == (1, 28, 28)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
+def test_the_constants_are_the_means_of_the_channels(name: str) -> None:
+    mean, std = brightness(name)
+    constants = np.array(made(name).normalisation(content(name))) / 255
+    np.testing.assert_allclose(mean, constants[0], atol=1e-3)
+    if name != "cifar10":
+        # That of CIFAR-10 is by custom the mean of the deviations within images.
+        np.testing.assert_allclose(std, constants[1], atol=1e-3)
+
+
+def test_fashion_mnist_has_constants_of_mnist() -> None:
+    mean, _ = brightness("fashion_mnist")
+    np.testing.assert_allclose(mean, [0.2860], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist"])
+def test_characters_stand_upright(name: str) -> None:
+    one, seven = (mean_image(name, digit) for digit in "17")
+    # A one is taller than wide, a seven has its bar at the top.
+    assert one.sum(1)[4:24].min() > one.sum(0)[[5, 6, 21, 22]].max()
+    assert seven[:14].sum() > 1.1 * seven[14:].sum()
+
+
+def test_letters_stand_upright() -> None:
+    letter_l, letter_t, letter_f = (mean_image("emnist", letter) for letter in "LTF")
+    assert letter_l[14:].sum() > 1.1 * letter_l[:14].sum()
+    assert letter_t[:14].sum() > 1.1 * letter_t[14:].sum()
+    assert letter_f[:14].sum() > 1.1 * letter_f[14:].sum()
+
+
+def test_digits_of_emnist_look_like_those_of_mnist() -> None:
+    """Transposed, most of them would not."""
+    means = np.stack([mean_image("mnist", digit) for digit in "0123456789"]).reshape(10, -1)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    data = content("emnist")
+    digits = data.train.y < 10
+    images, labels = data.train.x[digits, 0].astype(float), data.train.y[digits]
+    upright, turned = (
+        float((np.argmax(view.reshape(len(view), -1) @ means.T, axis=1) == labels).mean())
+        for view in (images, images.swapaxes(1, 2))
+    )
+    assert upright > 0.5
+    assert turned < 0.3
+
+
+def test_trousers_are_tall_and_boots_stand_on_their_soles() -> None:
+    trouser = mean_image("fashion_mnist", "Trouser")
+    assert trouser.sum(1)[3:25].min() > trouser.sum(0)[[2, 3, 24, 25]].max()
+    boot = mean_image("fashion_mnist", "Ankle boot")
+    assert boot[20:24].sum() > 2 * boot[2:6].sum()
+
+
+def test_ships_are_in_blue_and_frogs_are_not() -> None:
+    """Were the channels exchanged, or the names, this would not be so."""
+    for name, blue, other in (("cifar10", "ship", "frog"), ("cifar100", "sea", "lion")):
+        data = content(name)
+        means = {
+            word: data.train.x[data.train.y == data.class_names.index(word)].mean((0, 2, 3)) for word in (blue, other)
+        }
+        assert means[blue][2] > means[blue][0]
+        assert means[other][2] < means[other][0]

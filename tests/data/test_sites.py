@@ -1,0 +1,152 @@
+"""Data that lies with sites: what is declared is checked, and what a server has of it says nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmate.data import DATASETS
+from fedmate.data.sites import AtSites
+from fedmate.errors import UserError
+from fedmate.experiment.build import build
+from fedmate.experiment.config import Experiment, Layer, load_file, parse_set, resolve
+from fedmate.experiment.deal import deal, federate
+from fedmate.experiment.given import NOTHING
+
+DECLARED: dict[str, Any] = {"name": "sites", "classes": ["ant", "bee", "cat"], "shape": [1, 4, 4]}
+
+
+def experiment(dataset: dict[str, Any] | None = None, **values: Any) -> Experiment:
+    return resolve([Layer("test", {"dataset": DECLARED | (dataset or {}), "partition": {"clients": 5}, **values})])
+
+
+def refused(dataset: dict[str, Any] | None = None, **values: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        deal(experiment(dataset, **values), NOTHING)
+    assert str(caught.value).startswith("`")
+    assert str(caught.value).endswith(".")
+    return str(caught.value)
+
+
+# -------------------- the declaration
+
+
+def test_lists_are_kept_and_read_back(tmp_path: Path) -> None:
+    declared = {"classes": ['a "b"', "c\\d"], "shape": [3, 8, 8], "mean": [1, 2.5, 3], "std": [1e-5]}
+    first = experiment(declared)
+    assert first.dataset.options["classes"] == ('a "b"', "c\\d")
+    assert first.dataset.options["mean"] == (1.0, 2.5, 3.0)
+    (tmp_path / "kept.toml").write_text(first.to_toml(), encoding="utf-8")
+    assert resolve([load_file(tmp_path / "kept.toml")]) == first
+
+
+def test_lists_can_be_set_on_the_command_line() -> None:
+    settings = parse_set(["dataset.name=sites", 'dataset.classes=["a", "b"]', "dataset.shape=[7]"])
+    assert resolve([settings]).dataset.options["classes"] == ("a", "b")
+    assert resolve([settings]).dataset.options["shape"] == (7,)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        ({"classes": []}, '`dataset.classes` is empty; name two classes at least, such as `["cat", "dog"]`.'),
+        ({"classes": ["a"]}, '`dataset.classes` has `a` alone; name two classes at least, such as `["cat", "dog"]`.'),
+        ({"classes": ["a", "b", "a"]}, "`dataset.classes` has `a` twice; give each class a name of its own."),
+        ({"shape": []}, "`dataset.shape` is []; give the sizes"),
+        ({"shape": [3, 0, 2]}, "`dataset.shape` is [3, 0, 2]; give the sizes of a sample, each 1 at least"),
+        ({"mean": [1.0, 2.0]}, "`dataset.mean` has 2 numbers, but a sample has 1 channels; give one for all"),
+        ({"std": [1.0, 2.0]}, "`dataset.std` has 2 numbers"),
+        ({"std": [0.0]}, "`dataset.std` holds 0; let each be a finite number above 0."),
+        ({"mean": [math.inf]}, "`dataset.mean` holds inf; let each be a finite number."),
+        ({"mean": [math.nan]}, "`dataset.mean` holds nan"),
+        ({"shape": [16], "crop": 2}, "`dataset.crop` is for images, but `dataset.shape` is [16]; leave it out."),
+        ({"shape": [16], "flip": True}, "`dataset.flip` is for images"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(dataset: dict[str, Any], sentence: str) -> None:
+    assert sentence in refused(dataset)
+
+
+def test_limits_and_types_are_checked_as_everywhere() -> None:
+    with pytest.raises(UserError, match=r"`dataset\.crop` is 65"):
+        experiment({"crop": 65})
+    with pytest.raises(UserError, match=r"`dataset\.classes` in test is the string 'a'; it must be a list of strings"):
+        experiment({"classes": "a"})
+
+
+def test_images_come_to_lie_around_zero_unless_it_is_said_otherwise() -> None:
+    for declared, lowest, highest in (
+        ({}, -1.0, 1.0),
+        ({"mean": [0.0], "std": [255.0]}, 0.0, 1.0),
+        ({"shape": [16]}, 0.0, 255.0),
+    ):
+        row = DATASETS["sites"](**experiment(declared).dataset.options)
+        assert isinstance(row, AtSites)
+        samples = np.stack([np.full(row.shape, byte, np.uint8) for byte in (0, 255)])
+        source = row.normalisation.source(samples, row.augmentation, torch.float32, "cpu")
+        assert {*source.read(torch.tensor([0])).flatten().tolist()} == {lowest}
+        assert {*source.read(torch.tensor([1])).flatten().tolist()} == {highest}
+
+
+def test_nothing_can_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`sites`, samples that lie with sites .* `flwr run`, see docs/deploy\.md\.$"):
+        DATASETS["sites"]().load(tmp_path)
+
+
+# -------------------- what a server has of it
+
+
+def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:
+    dealt = deal(experiment(), NOTHING)
+    assert dealt.at_sites
+    federation = federate(experiment(device="cpu"), dealt)
+    assert federation.at_sites
+    assert len(federation.clients) == 5
+    assert federation.num_classes == 3
+    assert not federation.newcomers
+    for data in (*federation.clients, federation.test):
+        assert data.source.take(data.rows).shape == (1, 1, 4, 4)
+        assert not data.source.take(data.rows).any()
+
+
+def test_the_account_of_the_deal_counts_no_samples() -> None:
+    dealt = deal(experiment(), NOTHING)
+    account = json.loads(dealt.to_json())
+    assert account.keys() == {"sha256", "data_sha256", "classes", "names", "at_sites"}
+    assert (account["at_sites"], account["names"]) == (True, ["0", "1", "2", "3", "4"])
+    with pytest.raises(UserError, match="what the sites hold is known to them alone"):
+        dealt.class_counts()
+
+
+def test_other_declarations_are_other_deals() -> None:
+    assert deal(experiment(), NOTHING).sha256 == deal(experiment(seed=3), NOTHING).sha256
+    for other in ({"classes": ["ant", "bee", "dog"]}, {"shape": [1, 4, 5]}):
+        assert deal(experiment(other), NOTHING).sha256 != deal(experiment(), NOTHING).sha256
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"partition": {"name": "iid"}}, "partition.name"),
+        ({"partition": {"examples": 30}}, "partition.examples"),
+        ({"partition": {"redundant_clients": 0.5}}, "partition.redundant_clients"),
+        ({"holdout_clients": 0.5}, "holdout_clients"),
+        ({"evaluate_on": "validation"}, "evaluate_on"),
+    ],
+)
+def test_there_is_nothing_to_deal(values: dict[str, Any], key: str) -> None:
+    sentence = refused(**values)
+    assert sentence.startswith(f"`{key}` is `")
+    assert sentence.endswith(f"taken as they are; leave `{key}` out.")
+
+
+@pytest.mark.parametrize("backend", ["auto", "sequential", "vectorised"])
+def test_nobody_runs_it_but_flower(backend: str) -> None:
+    with pytest.raises(UserError, match=r"`dataset\.name` is `sites`, .* with `flwr run`, see docs/deploy\.md\.$"):
+        build(experiment(backend=backend))
