@@ -24,14 +24,6 @@ class Example:
     free: float = option(0.0, "anything finite")
 
 
-def test_what_runs_did_before_an_option_is_its_default_or_another_value() -> None:
-    assert "before" not in option(0.5, "rate").metadata
-    assert option(0.5, "rate", is_later=True).metadata["before"] == 0.5
-    assert option(0.5, "rate", earlier=0.0).metadata["before"] == 0.0
-    with pytest.raises(ValueError, match="not both"):
-        option(0.5, "rate", is_later=True, earlier=0.0)
-
-
 bounds = st.none() | st.floats(-10, 10)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from fedmate.experiment import recorder as recorder_module
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request
-from fedmate.experiment.config import Experiment, load_file, parse_set
+from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import Job, resumed, run_jobs, started
 from fedmate.experiment.record import Record
@@ -239,34 +238,6 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
     assert outcome(folder) == untouched(method, f"backend={backend}")
     assert Record(folder).config == before
     assert before["checkpoint_every"] == every
-
-
-@pytest.mark.parametrize(("after", "file"), [(1, None), (2, None), (2, "its own"), (2, "by hand")])
-def test_a_run_from_before_an_option_existed_goes_on_as_it_began(
-    tmp_path: Path, untouched: Untouched, monkeypatch: pytest.MonkeyPatch, after: int, file: str | None
-) -> None:
-    """FedMate+ had no server momentum once, and its runs do not get today's: not before a checkpoint, nor after one."""
-    settings = ("method.server_momentum=0.0", "method.cft=all", "checkpoint_every=2")
-    folder, in_full = tmp_path / "run", Experiment.to_toml
-    with monkeypatch.context() as patch:
-        patch.setattr(Experiment, "to_toml", lambda one: in_full(one).replace("server_momentum = 0.0\n", ""))
-        interrupt(ask("fedmate_plus", settings=settings), folder, after)
-    assert Checkpoint(folder).standing.round == after // 2 * 2
-    assert "server_momentum" not in Record(folder).config["method"]
-    todays, as_then = (Request(None, (), None, parse_set([f"method.server_momentum={beta}"])) for beta in (0.5, 0.0))
-    # A file that was written by hand leaves more to the defaults, and is no run's.
-    written = re.sub(r"(?m)^centre_weight = .*\n", "", (folder / "config.toml").read_text())
-    by_hand, other = tmp_path / "by_hand.toml", tmp_path / "other.toml"
-    by_hand.write_text(written)
-    other.write_text(written + "server_momentum = 0.5\n")
-    for request in (todays, Request(load_file(other))):
-        with pytest.raises(UserError, match=r"was run with `method\.server_momentum` 0\.0, not 0\.5"):
-            go_on(folder, request=request)
-    files = {"its own": folder / "config.toml", "by hand": by_hand}
-    assert go_on(folder, request=Request(load_file(files[file])) if file else as_then) == []
-    ours = outcome(folder)
-    ours["config"]["method"]["server_momentum"] = 0.0
-    assert ours == untouched("fedmate_plus", *settings)
 
 
 def test_what_is_compared_is_all_there(untouched: Untouched) -> None:

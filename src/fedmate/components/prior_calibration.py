@@ -42,16 +42,13 @@ CALIBRATION = "weight of log class shares in clients' training loss, prior calib
 class Calibrated(Method):
     """A method whose clients can train with prior calibration."""
 
-    calibration: float = option(0.0, CALIBRATION, LIMITS, is_later=True)
+    calibration: float = option(0.0, CALIBRATION, LIMITS)
     absent_share: float = option(
         0.0,
         "what a class that a client lacks counts for in p_i; 0 leaves it out",
         Limits(at_least=0, below=1),
-        is_later=True,
     )
-    own_prior: bool = option(
-        False, "add log class shares to global models on the own test only: calibration's control", is_later=True
-    )
+    own_prior: bool = option(False, "add log class shares to global models on the own test only: calibration's control")
 
     def prior_weight(self, is_common: bool) -> float:
         """Return how much of the logarithm of a distribution is added to a model's logits to answer for it.

@@ -42,7 +42,7 @@ class ServerMomentum(Method):
     moving: ClassVar[tuple[str, ...]] = ("extractor",)
     """The parts of the model that do. Buffers never: a variance must not be carried below zero."""
 
-    server_momentum: float = option(0.0, SERVER_MOMENTUM, LIMITS, is_later=True)
+    server_momentum: float = option(0.0, SERVER_MOMENTUM, LIMITS)
 
     def at_rest(self, params: Tree) -> Tree:
         """Return what a server keeps for it besides its model: no velocity yet, or nothing at all without momentum."""

@@ -58,8 +58,6 @@ def option(
     limits: Limits | None = None,
     *,
     is_path: bool = False,
-    is_later: bool = False,
-    earlier: Any = dataclasses.MISSING,
 ) -> Any:
     """Declare a dataclass field that a user may set.
 
@@ -68,14 +66,8 @@ def option(
         help: what it is, in a few words.
         limits: the numbers that it may take.
         is_path: it is kept as an absolute path, to be found from anywhere.
-        is_later: there were runs before it existed, and its default is what they did: it is no part of their names.
-        earlier: what they did, if that is another value than the default.
     """
-    if is_later and earlier is not dataclasses.MISSING:
-        raise ValueError("an option that came later did before what its default does, or something else, not both")
-    before = default if is_later else earlier
-    history = {} if before is dataclasses.MISSING else {"before": before}
-    metadata = {"help": help, "limits": limits or Limits(), "path": is_path, **history}
+    metadata = {"help": help, "limits": limits or Limits(), "path": is_path}
     return dataclasses.field(default=default, metadata=metadata)
 
 

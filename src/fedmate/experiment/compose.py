@@ -8,7 +8,6 @@ from typing import NamedTuple
 from fedmate.core.options import options_of
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import DEFAULT_NAMES, Experiment, Layer, check_shape, elsewhere, lookup, resolve
-from fedmate.experiment.earlier import as_it_was
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.tuned import TUNED
 from fedmate.methods import METHODS
@@ -41,7 +40,7 @@ class Request(NamedTuple):
 
 def compose(request: Request) -> list[Experiment]:
     """Return an experiment for each of the methods, or one if none is named."""
-    layers = [] if request.base is None else [as_it_was(request.base)[0]]
+    layers = [] if request.base is None else [request.base]
     if request.dataset is not None and request.given.data is not None:
         raise UserError(f"`dataset` is `{request.dataset}`, but `data` is given, too; leave one of them out.")
     if request.dataset is not None:

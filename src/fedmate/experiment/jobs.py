@@ -16,8 +16,7 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.compose import Request, compose, dropped, left_out
-from fedmate.experiment.config import NAMED_SECTIONS, Experiment, Layer, Section, flat, load_file, resolve
-from fedmate.experiment.earlier import as_it_was, completed, options_since
+from fedmate.experiment.config import Experiment, Section, load_file, resolve
 from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.recorder import Recorder, check_free, unusable
@@ -66,27 +65,8 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
         jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
-        notes = [*_say_earlier(request, experiments), *left_out(request), *dropped(request), *_say_unlike(experiments)]
+        notes = [*left_out(request), *dropped(request), *_say_unlike(experiments)]
         yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
-
-
-def _say_earlier(request: Request, experiments: Sequence[Experiment]) -> list[str]:
-    """Say it if an experiment's file is that of a run which had not all options of today, and they are not chosen."""
-    if request.base is None:
-        return []
-    _, sentences = as_it_was(request.base)
-    asked = flat(request.settings.values)
-    return [
-        sentence
-        for key, sentence in sentences.items()
-        if key not in asked and any(_is_of(one, key, request.base) for one in experiments)
-    ]
-
-
-def _is_of(experiment: Experiment, key: str, file: Layer) -> bool:
-    """Tell whether what a file has of an option holds for an experiment, which may have another method or data set."""
-    section = key.rpartition(".")[0]
-    return section not in NAMED_SECTIONS or getattr(experiment, section).name == file.values[section]["name"]
 
 
 def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
@@ -140,14 +120,7 @@ def default_folder(experiments: Sequence[Experiment]) -> Path:
 
 def stored_experiment(folder: Path) -> Experiment:
     """Return the experiment of a run."""
-    return resolve([_stored(Record(folder).folder)])
-
-
-def _stored(folder: Path) -> Layer:
-    """Return a run's own file: what it does not say, for an option came later, is as it was and not as it is today."""
-    source, values = load_file(folder / "config.toml")
-    known = isinstance(values.get("method"), dict) and "name" in values["method"]
-    return Layer(source, completed(values) if known else values)
+    return resolve([load_file(Record(folder).folder / "config.toml")])
 
 
 def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
@@ -207,24 +180,17 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
     wanted = []
     for place, experiment in held.items():
         # Without a file, what is said is said about the run as it is.
-        base = request.base or _stored(place)
+        base = request.base or load_file(place / "config.toml")
         asked = {one.method.name: one for one in compose(request._replace(base=base, methods=methods))}
         if {*asked} != {*names}:
             raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")
         wanted.append(asked[experiment.method.name])
-        found, unsaid = _flat(experiment), _unsaid(request, place)
+        found = _flat(experiment)
         for key, value in _flat(wanted[-1]).items():
-            decided = (key in ("backend", "device") and value == "auto") or key in LENIENT or key in unsaid
+            decided = (key in ("backend", "device") and value == "auto") or key in LENIENT
             if not decided and found.get(key) != value:
                 raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")
     return wanted
-
-
-def _unsaid(request: Request, folder: Path) -> set[str]:
-    """Return the options that came after a run began, unless it is asked for a value of theirs: the run has its own."""
-    _, stored = load_file(folder / "config.toml")
-    said = flat(stored).keys() | flat(request.settings.values).keys()
-    return options_since(stored).keys() - said - (set() if request.base is None else flat(request.base.values).keys())
 
 
 def _wait_as_asked(job: Job, asked: Experiment, request: Request) -> None:

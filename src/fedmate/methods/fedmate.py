@@ -98,11 +98,11 @@ class FedMate(Calibrated, ServerMomentum):
     own_prototypes: bool = option(False, "classes without a global prototype are centred on the client's own")
     proto_augment: bool = option(False, "prototypes of cropped and flipped images, as in the authors' code")
     integration_on: Literal["global", "clients"] = option(
-        "global", "whose prototypes eq. 8 fits: global, or all clients', weighted as MPS does", is_later=True
+        "global", "whose prototypes eq. 8 fits: global, or all clients', weighted as MPS does"
     )
-    normalised_centres: bool = option(False, "the centre loss compares directions, not lengths", is_later=True)
+    normalised_centres: bool = option(False, "the centre loss compares directions, not lengths")
     fusion_until: float = option(
-        1.0, "share of the rounds after which fusion is retired", Limits(at_least=0, at_most=1), is_later=True
+        1.0, "share of the rounds after which fusion is retired", Limits(at_least=0, at_most=1)
     )
 
     def __post_init__(self) -> None:

@@ -29,4 +29,4 @@ class FedMatePlus(FedMate):
     calibration: float = option(1.0, CALIBRATION, LIMITS)
     classifier_start: Literal["own", "global"] = option("global", "the classifier local training starts from")
     classifier_learning_rate: float = option(0.02, "step size of the classifier's passes", Limits(at_least=0))
-    server_momentum: float = option(0.5, SERVER_MOMENTUM, MOMENTUM_LIMITS, earlier=0.0)
+    server_momentum: float = option(0.5, SERVER_MOMENTUM, MOMENTUM_LIMITS)

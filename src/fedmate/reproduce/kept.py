@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, final
 
+from fedmate.core.options import options_of
 from fedmate.errors import UserError
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, flat
-from fedmate.experiment.earlier import completed, options_since
 from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
 
@@ -35,6 +35,18 @@ UNSAID = ("checkpoint_every",)
 """Options that change nothing in the figures."""
 ELSEWHERE = (*UNSAID, "backend", "device", "chunk_size")
 """Those that only say where and how it was run."""
+LATER = {
+    "min_clients": 1,
+    "patience": 600.0,
+    "method.calibration": 0.0,
+    "method.absent_share": 0.0,
+    "method.own_prior": False,
+    "method.server_momentum": 0.0,
+    "method.integration_on": "global",
+    "method.normalised_centres": False,
+    "method.fusion_until": 1.0,
+}
+"""Options that records do not spell out where they have these values."""
 
 
 @final
@@ -49,7 +61,7 @@ class Kept:
     def __init__(self, name: str, content: dict[str, Any]) -> None:
         """Hold it."""
         self.name, self.content = name, content
-        self.config = completed(content["config"])
+        self.config = _completed(content["config"])
         self.summary: dict[str, Any] = content["summary"]
 
     @classmethod
@@ -195,7 +207,7 @@ def name_of(experiment: Experiment) -> str:
     config = tomllib.loads(experiment.to_toml())
     partition, method = config["partition"], config["method"]
     kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
-    usual = _usual(method["name"], None) | options_since(config)
+    usual = _usual(method["name"], None) | _options_since(config)
     own = [f"{key}_{_word(value)}" for key, value in method.items() if usual.get(f"method.{key}") != value]
     words = [method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}", digest_of(config)]
     # Names are files: what a user's own words may hold beyond letters and digits is left to the digest.
@@ -204,7 +216,7 @@ def name_of(experiment: Experiment) -> str:
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """Return what tells an experiment from others: a digest of every option that its figures depend on."""
-    usual = options_since(config)
+    usual = _options_since(config)
     # An option that came later is not said where it is set to what runs did before it.
     said = {
         key: value
@@ -212,6 +224,24 @@ def digest_of(config: Mapping[str, Any]) -> str:
         if key not in ELSEWHERE and not (key in usual and usual[key] == value)
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _options_since(config: Mapping[str, Any]) -> dict[str, Any]:
+    name = config["method"]["name"]
+    known = options_of(METHODS[name]) if name in METHODS else {}
+    later = {key: value for key, value in LATER.items() if not key.startswith("method.") or key[7:] in known}
+    if name == "fedmate_plus":
+        del later["method.calibration"]
+    return later
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    later = _options_since(config)
+    filled = {**config, "method": dict(config["method"])}
+    for key, value in later.items():
+        place, _, name = key.rpartition(".")
+        (filled["method"] if place else filled).setdefault(name, value)
+    return filled
 
 
 def condense(record: Record) -> dict[str, Any]:
