@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from fedmate.cli.app import app
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.reproduce.grid import Wanted
-from fedmate.reproduce.outcome import OTHER_VERSION
-from fedmate.reproduce.reading import load_grid
-from fedmate.reproduce.store import Store
+from fedmate.studies.grid import Wanted
+from fedmate.studies.outcome import OTHER_VERSION
+from fedmate.studies.reading import load_grid
+from fedmate.studies.store import Store
 
 GRID = """
 title = "Small: two methods"

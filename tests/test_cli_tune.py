@@ -17,9 +17,9 @@ from tests.tune.small import SETTINGS, no_collection, write_data
 from fedmate.cli.tune import MARK, tune
 from fedmate.experiment import tuned
 from fedmate.experiment.run import Observer
-from fedmate.reproduce import sweep
-from fedmate.reproduce.grid import Cell
-from fedmate.reproduce.sweep import Work
+from fedmate.studies import sweep
+from fedmate.studies.grid import Cell
+from fedmate.studies.sweep import Work
 from fedmate.tune.search import TRIALS
 
 fedmate_ = test_cli.fedmate_

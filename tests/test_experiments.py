@@ -15,10 +15,10 @@ from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.experiment.deal import deal
 from fedmate.experiment.given import NOTHING
 from fedmate.methods import METHODS
-from fedmate.reproduce.grid import Cell, Grid, Wanted
-from fedmate.reproduce.measures import MEASURES
-from fedmate.reproduce.presentation import SHOWS
-from fedmate.reproduce.reading import load_grid, names
+from fedmate.studies.grid import Cell, Grid, Wanted
+from fedmate.studies.measures import MEASURES
+from fedmate.studies.presentation import SHOWS
+from fedmate.studies.reading import load_grid, names
 
 NAMES = [
     *("ablation", "adaptability", "classwise", "components", "convergence", "cost", "distributions", "generalization"),

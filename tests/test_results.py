@@ -10,9 +10,9 @@ from typing import Literal
 import pytest
 
 from fedmate.experiment.config import Layer, resolve
-from fedmate.reproduce.kept import Kept, command_of, name_of
+from fedmate.studies.kept import Kept, command_of, name_of
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "paper"
 CELLS = sorted((RESULTS / "cells").glob("*.json"))
 
 

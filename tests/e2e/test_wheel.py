@@ -38,7 +38,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from a copy of the sources."""
     folder = tmp_path_factory.mktemp("sources")
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copytree(ROOT / "experiments", folder / "experiments")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     pip = [sys.executable, "-m", "pip", "wheel", ".", "--no-index", "--no-deps", "--no-build-isolation", "-w", "dist"]
@@ -57,9 +56,6 @@ def test_the_wheel_holds_the_package_and_what_belongs_to_it(wheel: Path) -> None
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "fedmate").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules
     assert {"fedmate/py.typed", "fedmate/tuned.toml"} < names
-    experiments = {f"fedmate/experiments/{path.name}" for path in (ROOT / "experiments").glob("*.toml")}
-    assert experiments <= names
-    assert len(experiments) >= 14, "those of the paper"
     assert licence == (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in licence
     assert info == "fedmate-0.1.0.dist-info"

@@ -16,9 +16,9 @@ from fedmate.experiment.config import parse_set
 from fedmate.experiment.given import Given
 from fedmate.experiment.run import Observer
 from fedmate.progress import Silence
-from fedmate.reproduce import sweep
-from fedmate.reproduce.store import Store
-from fedmate.reproduce.sweep import Watcher
+from fedmate.studies import sweep
+from fedmate.studies.store import Store
+from fedmate.studies.sweep import Watcher
 from fedmate.tune.search import Asked, Search, Trial, run_trials
 
 SETTINGS = (

@@ -15,7 +15,7 @@ from tests.tune.small import no_collection, request_of, searched, write_data
 from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, Layer, load_file, parse_set, resolve
 from fedmate.experiment.tuned import check_entries
-from fedmate.reproduce.store import Store
+from fedmate.studies.store import Store
 from fedmate.tune.outcome import command, header, preset_of, save, sheet_of
 from fedmate.tune.search import Asked, Search, Trial
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.reproduce.store import Store
+from fedmate.studies.store import Store
 from fedmate.tune.presets import check_presets, write_preset
 
 FILE = """# What was found.

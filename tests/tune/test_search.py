@@ -13,11 +13,11 @@ from tests.tune.small import Listener, no_collection, request_of, searched, writ
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
-from fedmate.reproduce import sweep
-from fedmate.reproduce.grid import Cell
-from fedmate.reproduce.store import Store
-from fedmate.reproduce.sweep import Watcher, Work
 from fedmate.storage import Lock
+from fedmate.studies import sweep
+from fedmate.studies.grid import Cell
+from fedmate.studies.store import Store
+from fedmate.studies.sweep import Watcher, Work
 from fedmate.tune import search as module
 from fedmate.tune import space
 from fedmate.tune.search import TRIALS, Asked, Search, Trial, ranked, run_trials

@@ -15,9 +15,9 @@ from fedmate.cli.app import DataDir, make_console, one_line, status
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmate.reproduce.grid import Grid, Wanted
-    from fedmate.reproduce.store import Store
-    from fedmate.reproduce.sweep import Work
+    from fedmate.studies.grid import Grid, Wanted
+    from fedmate.studies.store import Store
+    from fedmate.studies.sweep import Work
 
 
 def reproduce(
@@ -47,12 +47,12 @@ def reproduce(
 
     Finished cells are never run again: the same command continues a sweep that was stopped.
     """
-    from fedmate.reproduce.grid import SETTINGS, Wanted
-    from fedmate.reproduce.presentation import check_shows
-    from fedmate.reproduce.reading import load_grid
-    from fedmate.reproduce.saving import check_out
-    from fedmate.reproduce.stand_ins import with_records
-    from fedmate.reproduce.store import Store, cells_in
+    from fedmate.studies.grid import SETTINGS, Wanted
+    from fedmate.studies.presentation import check_shows
+    from fedmate.studies.reading import load_grid
+    from fedmate.studies.saving import check_out
+    from fedmate.studies.stand_ins import with_records
+    from fedmate.studies.store import Store, cells_in
 
     console = make_console()
     if settings not in SETTINGS:
@@ -85,8 +85,8 @@ def _tell(sentences: Sequence[str]) -> None:
 
 
 def _list(console: Console) -> None:
-    from fedmate.reproduce.grid import Wanted
-    from fedmate.reproduce.reading import load_grid, names
+    from fedmate.studies.grid import Wanted
+    from fedmate.studies.reading import load_grid, names
 
     for name in names():
         grid = load_grid(name)
@@ -108,9 +108,9 @@ def _merge(console: Console, store: Store, folder: Path) -> list[str]:
 def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:
     """Run what is not finished, show all that is, and tell whether nothing is left and all could be saved."""
     from fedmate.experiment.given import Given
-    from fedmate.reproduce.outcome import UNTUNED
-    from fedmate.reproduce.stand_ins import with_data
-    from fedmate.reproduce.sweep import Work
+    from fedmate.studies.outcome import UNTUNED
+    from fedmate.studies.stand_ins import with_data
+    from fedmate.studies.sweep import Work
 
     chosen, notes = with_data(grid, wanted, data_dir)
     untuned = [f"{column.key}/{row.key}" for column, row in chosen.untuned(wanted)]
@@ -141,8 +141,8 @@ def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, 
 
 
 def _sweep(console: Console, work: Work, jobs: int) -> None:
-    from fedmate.reproduce.sweep import sweep, sweep_in_processes
-    from fedmate.reproduce.telling import Teller
+    from fedmate.studies.sweep import sweep, sweep_in_processes
+    from fedmate.studies.telling import Teller
 
     with Teller(console, len(work.left())) as teller:
         if jobs > 1 and len(work.left()) > 1:
@@ -160,7 +160,7 @@ def _sweep(console: Console, work: Work, jobs: int) -> None:
 
 def _warnings(work: Work, grid: Grid) -> Iterator[str]:
     """Say what a user should know before the night, not after it."""
-    from fedmate.reproduce.presentation import DRAWN
+    from fedmate.studies.presentation import DRAWN
 
     outdated = work.outdated()
     if outdated:
@@ -174,8 +174,8 @@ def _warnings(work: Work, grid: Grid) -> Iterator[str]:
 
 def _show(console: Console, grid: Grid, wanted: Wanted, store: Store) -> bool:
     """Print the tables of the finished cells, save them with the pictures, and tell whether that could be done."""
-    from fedmate.reproduce.outcome import Outcome
-    from fedmate.reproduce.saving import save
+    from fedmate.studies.outcome import Outcome
+    from fedmate.studies.saving import save
 
     outcome = Outcome.of(grid, wanted, store)
     if not outcome.found:

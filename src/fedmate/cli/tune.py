@@ -18,7 +18,7 @@ from fedmate.storage import BusyError
 
 if TYPE_CHECKING:
     from fedmate.experiment.given import Given
-    from fedmate.reproduce.store import Store
+    from fedmate.studies.store import Store
     from fedmate.tune.search import Search, Trial
 
 MARK = ".fedmate-tune"
@@ -63,7 +63,7 @@ def tune(
     from fedmate.experiment.compose import Request
     from fedmate.experiment.config import load_file
     from fedmate.experiment.given import Given
-    from fedmate.reproduce.store import Store
+    from fedmate.studies.store import Store
     from fedmate.tune.outcome import preset_of
     from fedmate.tune.presets import check_presets, may_have_presets
     from fedmate.tune.search import Asked, Search, check_optuna

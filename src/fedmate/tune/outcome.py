@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from fedmate import storage
 from fedmate.methods import METHODS
 from fedmate.report.sheets import Sheet, to_csv
-from fedmate.reproduce.kept import Kept, command_of
-from fedmate.reproduce.store import Store
+from fedmate.studies.kept import Kept, command_of
+from fedmate.studies.store import Store
 from fedmate.tune.search import TRIALS, Search, Trial, ranked
 
 SAID = re.compile(r"# Trial \d+ of `(?P<command>.*)`: (?P<score>[\d.]+) % on validation samples\.\n")

@@ -21,8 +21,8 @@ from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.config import load_file
 from fedmate.experiment.tuned import check_entries
-from fedmate.reproduce.store import Store
 from fedmate.storage import BusyError
+from fedmate.studies.store import Store
 
 PAUSE = 0.1
 """Seconds between two attempts to have one's turn."""

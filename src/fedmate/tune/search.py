@@ -25,9 +25,9 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.run import Observer
 from fedmate.experiment.values import NONE
 from fedmate.methods import METHODS
-from fedmate.reproduce.grid import Cell, Column, Row
-from fedmate.reproduce.store import Store
-from fedmate.reproduce.sweep import Watcher, Work, sweep
+from fedmate.studies.grid import Cell, Column, Row
+from fedmate.studies.store import Store
+from fedmate.studies.sweep import Watcher, Work, sweep
 from fedmate.tune.space import Dimension, space_of, spread, two_digits
 
 if TYPE_CHECKING:

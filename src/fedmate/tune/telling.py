@@ -12,7 +12,7 @@ from rich.status import Status
 from fedmate.experiment.build import Built
 from fedmate.experiment.run import Observer
 from fedmate.report.sheets import plain
-from fedmate.reproduce.sweep import Watcher
+from fedmate.studies.sweep import Watcher
 from fedmate.tune.outcome import number, short
 from fedmate.tune.search import Search, Trial
 
