@@ -182,8 +182,8 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
     """Read a model that `export` wrote; nothing in the file is executed.
 
     Args:
-        path: the file, `.safetensors` or `.pt2`.
-        model: the layers of a network that came from Python, for its `.safetensors` file; it is copied.
+        path: the file, `.safetensors`.
+        model: the layers of a network that came from Python; they are copied.
 
     Raises:
         UserError: the file is missing, damaged or something else.

@@ -292,11 +292,10 @@ def test_what_appears_meanwhile_is_not_overwritten(tmp_path: Path, monkeypatch: 
 
 
 def test_paths_that_are_no_models(tmp_path: Path) -> None:
-    (tmp_path / "folder.pt2").mkdir()
-    (tmp_path / "model.pt").write_bytes(b"")
-    assert "does not exist; give a model" in sentence(load_model, tmp_path / "none.pt2")
-    assert "is a folder" in sentence(load_model, tmp_path / "folder.pt2")
-    assert "ends in `.pt`" in sentence(load_model, str(tmp_path / "model.pt"))
+    (tmp_path / "folder.safetensors").mkdir()
+    assert "cannot be read (No such file or directory); give" in sentence(load_model, tmp_path / "none.safetensors")
+    assert "cannot be read (Is a directory); give" in sentence(load_model, tmp_path / "folder.safetensors")
+    assert "is no model; give" in sentence(load_model, str(tmp_path / "model.pt"))
 
 
 def note(**changes: Any) -> dict[str, Any]:

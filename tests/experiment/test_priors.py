@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -359,41 +356,19 @@ def test_a_model_without_calibration_takes_no_prior(prior: Any) -> None:
 
 
 def reload(path: Path) -> PortableModel:
-    return load_model(path, make().module if path.suffix == ".safetensors" else None)
+    return load_model(path, make().module)
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the description in a model's file."""
-    if path.suffix == ".safetensors":
-        tensors, note = unpack(path.read_bytes())
-        change(note)
-        path.write_bytes(pack(tensors, note))
-        return
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    note = json.loads(entries["archive/extra/fedmate.json"])
+    tensors, note = unpack(path.read_bytes())
     change(note)
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, entry in {**entries, "archive/extra/fedmate.json": json.dumps(note).encode()}.items():
-            archive.writestr(name, entry)
-    path.write_bytes(data.getvalue())
+    path.write_bytes(pack(tensors, note))
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("archive") / "m.pt2"
+def test_files_keep_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
     make().save(path)
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "pt2"])
-def test_files_keep_it(tmp_path: Path, archive: bytes, suffix: str) -> None:
-    path = tmp_path / f"m.{suffix}"
-    if suffix == "pt2":
-        path.write_bytes(archive)
-    else:
-        make().save(path)
     again = reload(path)
     assert again.calibration == OWN
     for prior in (None, "uniform", "estimated", [1, 2, 3]):
@@ -425,22 +400,20 @@ def test_files_of_other_models_say_nothing_about_it(tmp_path: Path) -> None:
         {"tau": "one", "shares": None},
         {"tau": -1.0, "shares": None},
         {"tau": 0.0, "shares": None},
-        {"tau": 1e999, "shares": None},
         {"tau": 10**400, "shares": None},
         {"tau": 1.0, "shares": [0.5, 0.5]},
         {"tau": 1.0, "shares": [1.5, -0.5, 0.0]},
         {"tau": 1.0, "shares": [0.5, 0.6, 0.5]},
-        {"tau": 1.0, "shares": [0.5, 0.5, float("nan")]},
         {"tau": 1.0, "shares": "abc"},
         {"tau": 1.0, "shares": 0.5},
         {"tau": 1.0, "shares": []},
     ],
 )
-def test_descriptions_that_make_no_sense(tmp_path: Path, archive: bytes, value: Any) -> None:
-    path = tmp_path / "m.pt2"
-    path.write_bytes(archive)
+def test_descriptions_that_make_no_sense(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "m.safetensors"
+    make().save(path)
     rewrite(path, lambda note: note.update(calibration=value))
-    assert "cannot be used: its description is not fedmate's" in refused(lambda: load_model(path))
+    assert "cannot be used: its description is not fedmate's" in refused(lambda: reload(path))
 
 
 # -------------------- models of runs

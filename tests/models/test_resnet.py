@@ -396,15 +396,15 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("options", "forms"),
+    "options",
     [
-        ({"groups": 2}, ("safetensors", "pt2")),
-        ({"norm": "batch"}, ("safetensors",)),
-        ({"norm": "batch", "buffers": "private"}, ("safetensors",)),
-        ({"norm": "batch", "buffers": "dropped"}, ("safetensors", "pt2")),
+        {"groups": 2},
+        {"norm": "batch"},
+        {"norm": "batch", "buffers": "private"},
+        {"norm": "batch", "buffers": "dropped"},
     ],
 )
-def test_leaves_a_run(tmp_path: Path, options: dict[str, Any], forms: tuple[str, ...]) -> None:
+def test_can_be_exported(tmp_path: Path, options: dict[str, Any]) -> None:
     folder, data = tmp_path / "run", pool()
     settings = {**SETTINGS, **{f"model.{name}": value for name, value in options.items()}}
     record = fedmate.run(method="fedavg", set=settings, data=data, out=folder)
@@ -416,10 +416,9 @@ def test_leaves_a_run(tmp_path: Path, options: dict[str, Any], forms: tuple[str,
     right = model.predict(split.x).labels == split.y
     expected = 100 * np.mean([right[split.y == k].mean() for k in range(3)])
     assert record.clients[1]["pre_balanced"] == pytest.approx(expected)
-    for form in forms:
-        model.save(tmp_path / f"m.{form}")
-        found = load_model(tmp_path / f"m.{form}").predict(split.x).probabilities
-        assert np.allclose(found, model.predict(split.x).probabilities, rtol=0, atol=1e-5)
+    model.save(tmp_path / "m.safetensors")
+    found = load_model(tmp_path / "m.safetensors").predict(split.x).probabilities
+    assert np.allclose(found, model.predict(split.x).probabilities, rtol=0, atol=1e-5)
     assert len({*model.predict(split.x).labels.tolist()}) > 1
 
 
@@ -431,7 +430,8 @@ def test_a_graph_has_the_statistics_and_the_large_stem(tmp_path: Path) -> None:
     card = Card((2, 70, 66), ("a", "b", "c"), Normalisation((0.5,), (2.0,)), "float32")
     model = PortableModel(module.eval(), card, {"name": "resnet18", "options": TINY["batch"]}, {})
     model.save(tmp_path / "m.pt2")
-    found = load_model(tmp_path / "m.pt2").predict(x.numpy()).probabilities
+    graph = torch.export.load(tmp_path / "m.pt2").module()
     with torch.no_grad():
+        found = graph(x).softmax(-1)
         assert np.allclose(found, module((x - 0.5) / 2).softmax(-1), rtol=0, atol=1e-5)
         assert not np.allclose(found, module.train()((x - 0.5) / 2).softmax(-1), rtol=0, atol=1e-2)

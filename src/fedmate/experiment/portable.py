@@ -35,7 +35,6 @@ from fedmate.experiment.config import Experiment, Layer, resolve
 from fedmate.experiment.given import Given, structure
 from fedmate.experiment.inputs import as_samples, read_array
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Wanted
-from fedmate.experiment.program import Program
 from fedmate.models import MODELS
 
 FORMAT = 1
@@ -125,8 +124,6 @@ class PortableModel:
         """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""
         path = Path(path)
         check_target(path)
-        if isinstance(self.module, Program):
-            raise UserError(f"`{path}` would be a copy of a `.pt2` file, which cannot be taken apart; copy that file.")
         write_for_user(path, self.to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
 
     def __repr__(self) -> str:
@@ -216,21 +213,19 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
         UserError: it is missing, damaged or something else.
     """
     path = Path(path)
+    if path.suffix == ".pt2":
+        raise UserError(
+            f"`{path}` is a graph for PyTorch, which fedmate does not read; use `torch.export.load`, or export the "
+            "model as `.safetensors`."
+        )
+    if path.suffix != ".safetensors":
+        raise UserError(f"`{path}` is no model; give a `.safetensors` file that `fedmate export` wrote.")
     try:
-        data = path.read_bytes() if path.suffix in SUFFIXES and not path.is_dir() else None
+        return _from_safetensors(path, path.read_bytes(), model)
     except OSError as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UserError(f"`{path}` {reason}; give a model that `fedmate export` wrote.") from None
-    if data is None:
-        what = "is a folder" if path.is_dir() else f"ends in `{path.suffix}`"
-        raise UserError(f"`{path}` {what}; give a `.safetensors` or `.pt2` file that `fedmate export` wrote.")
-    try:
-        if path.suffix == ".safetensors":
-            return _from_safetensors(path, data, model)
-        if model is not None:
-            raise UserError(f"`model` is given, but `{path}` holds its network itself; leave it out.")
-        module, text = pt2.read(data)
-        return PortableModel(module.eval(), *_parse(_from_json(text)))
+        raise UserError(
+            f"`{path}` cannot be read ({error.strerror}); give a `.safetensors` file that `fedmate export` wrote."
+        ) from None
     except DamagedError as error:
         raise UserError(
             f"`{path}` cannot be used: {error}; give a model that `fedmate export` wrote, or export it again."
@@ -247,13 +242,6 @@ def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> Porta
         reason = " ".join(str(error).split("\n")[1:2]).strip()
         raise DamagedError(f"its tensors do not fit its architecture ({reason})") from error
     return PortableModel(module.eval(), card, architecture, origin, calibration)
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
 
 
 def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any], Calibration]:
