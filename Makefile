@@ -28,7 +28,7 @@ kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume 
 	$(BIN)/pytest -n 2 tests/reliability
 
 test-flower: .venv/flower  ## Flower: a simulation on Ray, and a federation of three sites over TLS on this machine
-	$(BIN)/pytest --durations=5 tests/flower tests/deploy
+	$(BIN)/pytest --durations=5 tests/flower
 
 soak: .venv/dev  ## the same at 200 random instants
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1

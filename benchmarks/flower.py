@@ -38,12 +38,12 @@ from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, begin, run
+from fedmate.flower import messages
+from fedmate.flower.client import Site
+from fedmate.flower.client_state import ClientState
+from fedmate.flower.environment import need_flower
 from fedmate.flower.processes import marked
-from fedmate.flower.quiet import need_flower
 from fedmate.flower.wire import Order, write_answer, write_request
-from fedmate.sites import courier
-from fedmate.sites.site import Site
-from fedmate.sites.store import SiteStore
 
 if TYPE_CHECKING:
     from tests.flower.federation import Federation
@@ -177,11 +177,11 @@ def measure_bytes(rounds: int, folder: Path) -> Iterator[Row]:
     for name in METHODS:
         case, token = Case(method=name, clients=1, samples=50, epochs=1), "ab" * 16
         method, federation, key = make_method(case), make_federation(case), make_randomness(case)
-        store = SiteStore(folder / name, token, 0)
+        store = ClientState(folder / name, token, 0)
         site = Site(0, 1, method, federation.clients[0], federation.test, key, store, lambda: "now")
         server = method.init_server(method.setup.model.init_params(), 1, key)
         download = select(method.download(server, torch.tensor(0)), method.wire(0).down)
-        request = courier.Request("train", 0, False, flatten(download))
+        request = messages.Request("train", 0, False, flatten(download))
         yield {"method": name, "message": "request"} | weigh(write_request(Order(token, 0, request)), itemise(download))
         answer = site.answer(request)
         yield {"method": name, "message": "answer"} | weigh(write_answer(answer), itemise(unflatten(answer.upload)))

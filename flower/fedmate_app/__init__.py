@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedmate.flower.quiet import silence
+from fedmate.flower.environment import silence
 
 silence()
 

@@ -1,6 +1,6 @@
 """A client: a site with its own data, or a virtual one."""
 
-from fedmate.flower.client import client_app
+from fedmate.flower.client_app import client_app
 from fedmate.flower.node import open_site
 from fedmate_app import FOLDER
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedmate.flower import quiet
+from fedmate.flower import environment
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "flower.py"
 CLIENTS = 3
@@ -152,8 +152,8 @@ def test_a_deployment_is_watched_from_outside(flower: ModuleType, tmp_path: Path
 
 def test_a_message_is_weighed_against_the_ledger(flower: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
+    from fedmate.flower.messages import ErrorReply
     from fedmate.flower.wire import write_answer
-    from fedmate.sites.courier import Fault
 
     rows = list(flower.measure_bytes(1, tmp_path))
     assert [(row["method"], row["message"]) for row in rows] == [
@@ -166,7 +166,7 @@ def test_a_message_is_weighed_against_the_ledger(flower: ModuleType, tmp_path: P
     assert [row["array_bytes"] for row in rows[:2]] == [4 * 107_690, 4 * 107_690 + 8]
     assert rows[2]["ledger"].keys() == {"extractor", "classifier", "prototypes", "bookkeeping"}
     with pytest.raises(RuntimeError, match=r"^a message has 0 bytes of arrays, and the ledger \{'extractor': 8\}$"):
-        flower.weigh(write_answer(Fault("nothing")), {"extractor": 8})
+        flower.weigh(write_answer(ErrorReply("nothing")), {"extractor": 8})
 
 
 # -------------------- the command
@@ -193,7 +193,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
     )
     found = said(flower, monkeypatch, "--out", str(tmp_path / "kept.json"))
     assert found == f"Error: `{tmp_path / 'kept.json'}` exists already; give `--out` another name."
-    monkeypatch.setattr(quiet, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
     assert said(flower, monkeypatch).endswith(
         "the package `flwr`, which is missing; run `pip install 'fedmate[flower]'`."
     )

@@ -23,8 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from fedmate.deploy.keys import make_keys
-from fedmate.flower.quiet import QUIET
+from fedmate.flower.environment import QUIET
+from fedmate.flower.keys import make_keys
 
 APP = Path(__file__).parents[2] / "flower"
 MARK = "FEDMATE_TEST_FEDERATION"

@@ -20,8 +20,8 @@ from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored
 from fedmate.flower import backend
 from fedmate.flower.backend import Flower, Work
+from fedmate.flower.messages import Answer, ErrorReply, Request, Transport
 from fedmate.flower.virtual import Home, rebuild
-from fedmate.sites.courier import Answer, Courier, Fault, Request
 
 pytest.importorskip("flwr", reason="Flower is not installed: `make test-flower` installs it")
 
@@ -35,19 +35,19 @@ SETTINGS = {
 }
 
 
-class Here(Courier):
+class Here(Transport):
     """Clients in this process, each as a worker would rebuild it; those in `away` do not answer."""
 
     def __init__(self, work: Work, away: Mapping[int, set[int]]) -> None:
         self.work, self.away = work, away
         self.home: Home = rebuild(work.folder, work.given)
 
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
-        return {client: self._deliver(client, request) for client, request in requests.items()}
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | ErrorReply]:
+        return {client: self._send(client, request) for client, request in requests.items()}
 
-    def _deliver(self, client: int, request: Request) -> Answer | Fault:
+    def _send(self, client: int, request: Request) -> Answer | ErrorReply:
         if client in self.away.get(request.round, set()):
-            return Fault("away")
+            return ErrorReply("away")
         return self.home.site(client, self.work.experiment).answer(request)
 
 
@@ -57,7 +57,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
     absent: dict[int, set[int]] = {}
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Courier]:
+    def reach(work: Work) -> Iterator[Transport]:
         yield Here(work, absent)
 
     monkeypatch.setattr(backend, "simulated", reach)
@@ -146,7 +146,7 @@ def test_it_is_given_what_the_experiment_says(tmp_path: Path, monkeypatch: pytes
     works = list[Work]()
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Courier]:
+    def reach(work: Work) -> Iterator[Transport]:
         works.append(work)
         yield Here(work, {})
 

@@ -28,14 +28,14 @@ from torch import Tensor
 
 from fedmate.backends.base import item_of
 from fedmate.core.serialise import unpack
-from fedmate.deploy.certificates import read_key
-from fedmate.deploy.status import ClientStatus, server_status, site_status
 from fedmate.experiment.record import Record
 from fedmate.flower.backend import Work
+from fedmate.flower.certificates import read_key
+from fedmate.flower.messages import Answer, ErrorReply, Request, Transport
 from fedmate.flower.node import open_site
 from fedmate.flower.probe import is_registered
 from fedmate.flower.server import conduct
-from fedmate.sites.courier import Answer, Courier, Fault, Request
+from fedmate.flower.status import ClientStatus, server_status, site_status
 
 pytestmark = pytest.mark.flower
 
@@ -111,13 +111,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 # -------------------- the same run without Flower and without trouble
 
 
-class Direct(Courier):
+class Direct(Transport):
     """Sites in this process."""
 
     def __init__(self, place: Place, config: Mapping[str, Any], token: str) -> None:
         self.place, self.config, self.token = place, config, token
 
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | ErrorReply]:
         return {client: self._site_answers(client, request) for client, request in requests.items()}
 
     def _site_answers(self, client: int, request: Request) -> Answer:
@@ -131,7 +131,7 @@ def reference(place: Place) -> Path:
     config = {**CONFIG, "out": str(folder)}
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Courier]:
+    def reach(work: Work) -> Iterator[Transport]:
         yield Direct(place, config, work.experiment)
 
     conduct(config, place.app, reach, Console(file=StringIO()))

@@ -17,8 +17,8 @@ import pytest
 
 import fedmate
 from fedmate.experiment.record import Record
+from fedmate.flower.environment import QUIET
 from fedmate.flower.processes import MARK, end_all, with_mark
-from fedmate.flower.quiet import QUIET
 
 APP = Path(__file__).parents[2] / "flower"
 PORT = 39091

@@ -17,10 +17,10 @@ from fedmate.experiment.build import build
 from fedmate.experiment.compose import compose
 from fedmate.experiment.portable import load_model
 from fedmate.flower import node
+from fedmate.flower.client import Site
+from fedmate.flower.messages import Request
 from fedmate.flower.node import SiteDataError, open_site
-from fedmate.flower.settings import request_of
-from fedmate.sites.courier import Request
-from fedmate.sites.site import Site
+from fedmate.flower.run_config import request_of
 
 TOKEN = "ab" * 16
 USUAL = {"set": "", "out": "", "min-clients": 0, "patience": 0.0}

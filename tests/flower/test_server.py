@@ -20,10 +20,10 @@ from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.record import Record
 from fedmate.flower import node, server
 from fedmate.flower.backend import Work
-from fedmate.flower.courier import LostError
+from fedmate.flower.messages import Answer, ErrorReply, Request, Transport
 from fedmate.flower.node import open_site
 from fedmate.flower.server import conduct, over
-from fedmate.sites.courier import Answer, Courier, Fault, Request
+from fedmate.flower.transport import LostError
 
 pytest.importorskip("flwr", reason="Flower is not installed: `make test-flower` installs it")
 
@@ -63,21 +63,21 @@ LIES: tuple[list[float], ...] = ([2.0], [-0.1], [float("inf")], [0.5, 0.5], [])
 """What is no accuracy."""
 
 
-class Nodes(Courier):
+class Nodes(Transport):
     """The nodes of a grid, in this process; `spoil` may put something in the place of an answer."""
 
     def __init__(self, app: Path, run_config: dict[str, Any], work: Work) -> None:
         self.app, self.run_config, self.work = app, run_config, work
         self.answers = list[tuple[Request, Answer]]()
-        self.spoil: Callable[[int, Request], Fault | None] = lambda client, request: None
+        self.spoil: Callable[[int, Request], ErrorReply | None] = lambda client, request: None
 
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
-        return {client: self._deliver(client, request) for client, request in requests.items()}
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | ErrorReply]:
+        return {client: self._send(client, request) for client, request in requests.items()}
 
-    def _deliver(self, client: int, request: Request) -> Answer | Fault:
-        fault = self.spoil(client, request)
-        if fault is not None:
-            return fault
+    def _send(self, client: int, request: Request) -> Answer | ErrorReply:
+        error = self.spoil(client, request)
+        if error is not None:
+            return error
         told: dict[str, Any] = {"partition-id": client, "num-partitions": CLIENTS}
         if self.run_config["experiment"] == "sites":
             told["site"] = str(self.app / f"site {client}" / "site.toml")
@@ -91,18 +91,18 @@ class App:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.text = folder, io.StringIO()
-        self.couriers = list[Nodes]()
-        self.spoil: Callable[[int, Request], Fault | None] = lambda client, request: None
+        self.transports = list[Nodes]()
+        self.spoil: Callable[[int, Request], ErrorReply | None] = lambda client, request: None
 
     def run(self, experiment: str, out: Path | str = "", set_: str = "") -> str:
         """Run its server once, and return what it said."""
         config = {"experiment": experiment, "set": set_, "out": str(out), "min-clients": 0, "patience": 0.0}
 
         @contextmanager
-        def reach(work: Work) -> Iterator[Courier]:
-            self.couriers.append(Nodes(self.folder, config, work))
-            self.couriers[-1].spoil = self.spoil
-            yield self.couriers[-1]
+        def reach(work: Work) -> Iterator[Transport]:
+            self.transports.append(Nodes(self.folder, config, work))
+            self.transports[-1].spoil = self.spoil
+            yield self.transports[-1]
 
         self.text.seek(0)
         self.text.truncate()
@@ -199,7 +199,7 @@ def test_of_data_at_sites_the_record_says_what_sites_report_and_nothing_else(app
             "clients": {None},
         }
         assert last[view]["own"]["per_class"] == [None] * 3
-    told = [answer.metrics["pre"][0] for request, answer in app.couriers[0].answers if request.kind == "view"]
+    told = [answer.metrics["pre"][0] for request, answer in app.transports[0].answers if request.kind == "view"]
     assert last["pre"]["own"]["clients"] == [100 * one for one in told[-CLIENTS:]]
     assert last["pre"]["own"]["mean"] == pytest.approx(100 * sum(told[-CLIENTS:]) / CLIENTS)
     assert record.summary["headline"] == {"view": "pre", "test": "own", "mean": last["pre"]["own"]["mean"]}
@@ -220,7 +220,7 @@ def test_of_data_at_sites_the_record_says_what_sites_report_and_nothing_else(app
 
 def test_from_a_site_come_the_upload_and_the_declared_numbers(app: App) -> None:
     app.run("sites", app.folder / "out")
-    for request, answer in app.couriers[0].answers:
+    for request, answer in app.transports[0].answers:
         if request.kind == "train":
             assert {name: len(values) for name, values in answer.metrics.items()} == {
                 "losses": 2,
@@ -233,7 +233,7 @@ def test_from_a_site_come_the_upload_and_the_declared_numbers(app: App) -> None:
 
 
 def test_a_site_that_cannot_is_left_out_and_named(app: App) -> None:
-    app.spoil = lambda client, request: Fault("it is night there") if client == 1 else None
+    app.spoil = lambda client, request: ErrorReply("it is night there") if client == 1 else None
     said = app.run("sites", app.folder / "out")
     assert "round 1: left out, it is night there: client 1" in said
     record = Record(app.folder / "out")
@@ -243,16 +243,16 @@ def test_a_site_that_cannot_is_left_out_and_named(app: App) -> None:
 
 
 def test_a_number_that_is_no_accuracy_is_not_recorded(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    deliver = Nodes._deliver
+    send = Nodes._send
 
-    def lie(self: Nodes, client: int, request: Request) -> Answer | Fault:
-        answer = deliver(self, client, request)
+    def lie(self: Nodes, client: int, request: Request) -> Answer | ErrorReply:
+        answer = send(self, client, request)
         assert isinstance(answer, Answer)
         told = LIES[request.round]
         lies = {"pre": told} if request.kind == "view" else {**answer.metrics, "post": told}
         return answer._replace(metrics=lies) if client == 0 else answer
 
-    monkeypatch.setattr(Nodes, "_deliver", lie)
+    monkeypatch.setattr(Nodes, "_send", lie)
     app.run("sites", app.folder / "out", set_=f"rounds={len(LIES)}")
     for row in Record(app.folder / "out").metrics:
         for view in ("pre", "post"):
@@ -264,7 +264,7 @@ def test_a_number_that_is_no_accuracy_is_not_recorded(app: App, monkeypatch: pyt
 
 def test_a_server_that_was_stopped_goes_on_where_it_was(app: App) -> None:
     app.run("dealt", app.folder / "undisturbed")
-    app.spoil = lambda client, request: Fault("away") if request.round == 2 else None
+    app.spoil = lambda client, request: ErrorReply("away") if request.round == 2 else None
     sentence = app.fail("dealt", app.folder / "out")
     assert sentence.startswith("round 3 was asked for 3 times, but 0 of 3 clients answered as they should")
     assert f"{app.folder / 'out'} is saved after round 2 of 3; a run with it as `out` goes on" in app.text.getvalue()
@@ -272,11 +272,11 @@ def test_a_server_that_was_stopped_goes_on_where_it_was(app: App) -> None:
     said = app.run("dealt", app.folder / "out")
     assert "fedper: continuing after round 2/3" in said
     assert figures(Record(app.folder / "out")) == figures(Record(app.folder / "undisturbed"))
-    assert app.couriers[1].work.experiment == app.couriers[2].work.experiment
+    assert app.transports[1].work.experiment == app.transports[2].work.experiment
 
 
 def test_it_goes_on_with_the_patience_that_its_file_has_now(app: App) -> None:
-    app.spoil = lambda client, request: Fault("away")
+    app.spoil = lambda client, request: ErrorReply("away")
     app.fail("dealt", app.folder / "out")
     file, app.spoil = app.folder / "dealt.toml", lambda client, request: None
     usual = file.read_text()
@@ -286,7 +286,7 @@ def test_it_goes_on_with_the_patience_that_its_file_has_now(app: App) -> None:
     )
     file.write_text(f"patience = 50\nmin_clients = 2\n{usual}")
     app.run("dealt", app.folder / "out")
-    assert [(one.work.patience, one.work.min_clients) for one in app.couriers] == [(600.0, 1), (50.0, 2)]
+    assert [(one.work.patience, one.work.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
 
 
 def test_a_share_of_a_data_set_is_kept_as_private(app: App) -> None:
@@ -327,7 +327,7 @@ def test_a_folder_that_is_no_record_is_refused(app: App) -> None:
 def test_a_mistake_writes_nothing(app: App, experiment: str, set_: str, sentence: str) -> None:
     assert sentence in app.fail(experiment, app.folder / "out", set_=set_)
     assert not (app.folder / "out").exists()
-    assert not app.couriers
+    assert not app.transports
 
 
 # -------------------- nodes
@@ -355,16 +355,16 @@ def work(tmp_path: Path, patience: float) -> Work:
 
 def reached(grid: FakeGrid, tmp_path: Path, patience: float = 60.0) -> tuple[Any, str]:
     text = io.StringIO()
-    with over(grid, Console(file=text, width=140))(work(tmp_path, patience)) as courier:
-        return courier, text.getvalue()
+    with over(grid, Console(file=text, width=140))(work(tmp_path, patience)) as transport:
+        return transport, text.getvalue()
 
 
 def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.0)
-    courier, said = reached(FakeGrid(0, 1, 1, 3), tmp_path)
+    transport, said = reached(FakeGrid(0, 1, 1, 3), tmp_path)
     assert said.splitlines() == [f"{n} of 3 nodes are connected; waiting up to 60 s." for n in (0, 1)]
     # Later rounds begin without those that have left.
-    assert (courier.patience, courier._alive) == (60.0, None)
+    assert (transport.patience, transport._alive) == (60.0, None)
 
 
 def test_a_superlink_that_is_gone_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,8 +376,8 @@ def test_a_superlink_that_is_gone_is_a_sentence(tmp_path: Path, monkeypatch: pyt
 
 def test_those_that_do_not_come_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.01)
-    courier, said = reached(FakeGrid(2), tmp_path, patience=0.05)
-    assert courier.patience == 0.05
+    transport, said = reached(FakeGrid(2), tmp_path, patience=0.05)
+    assert transport.patience == 0.05
     assert said.splitlines() == ["2 of 3 nodes are connected; waiting up to 0 s."]
 
 
@@ -401,8 +401,8 @@ def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "START", -1.0)
-    courier, _ = reached(InMemoryGrid(3), tmp_path)
-    assert courier._alive()
+    transport, _ = reached(InMemoryGrid(3), tmp_path)
+    assert transport._alive()
     for nodes in (2, 20):
         grid = InMemoryGrid(nodes)
         with pytest.raises(UserError, match=rf"has {nodes} nodes, but .* 3 clients; .* num-supernodes=3`\.$"):

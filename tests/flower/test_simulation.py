@@ -1,4 +1,4 @@
-"""The back end `flower` with virtual clients: the reference's numbers, faults with names, and nothing left behind."""
+"""The back end `flower` with virtual clients: the reference's numbers, errors with names, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from fedmate.experiment.config import Layer, resolve
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.run import Observer, begin, run
-from fedmate.flower import quiet, simulation
+from fedmate.flower import environment, simulation
 from fedmate.flower.backend import IDENTITY, Flower, Work, identity
-from fedmate.flower.client import client_app
-from fedmate.flower.courier import GridCourier, LostError
+from fedmate.flower.client import Site
+from fedmate.flower.client_app import client_app
+from fedmate.flower.messages import Answer, Request, Transport
 from fedmate.flower.processes import MARK, WORKER, end_all, end_workers, marked, with_mark
-from fedmate.sites.courier import Answer, Courier, Request
-from fedmate.sites.site import Site
+from fedmate.flower.transport import GridTransport, LostError
 
 # Without importing Ray: what it writes to the terminal is decided then.
 if find_spec("flwr") is None or find_spec("ray") is None:
@@ -256,14 +256,14 @@ def hearing_interrupts() -> Iterator[None]:
 
 def during(monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool], do: Callable[[], None]) -> None:
     """Do something once, while answers are waited for."""
-    usual, left = GridCourier._rest, [do]
+    usual, left = GridTransport._rest, [do]
 
-    def rest(self: GridCourier) -> None:
+    def rest(self: GridTransport) -> None:
         if left and when():
             left.pop()()
         usual(self)
 
-    monkeypatch.setattr(GridCourier, "_rest", rest)
+    monkeypatch.setattr(GridTransport, "_rest", rest)
 
 
 def kill_a_worker() -> None:
@@ -324,7 +324,7 @@ def test_a_client_that_raises_is_left_out_and_what_came_from_python_arrives(
 
 
 def test_a_simulation_that_does_not_start_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet.silence()
+    environment.silence()
     import ray
 
     def fail(**_: object) -> None:
@@ -370,8 +370,8 @@ def flower(built: Built) -> Flower:
 
 
 def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Echo(Courier):
-        def deliver(self, requests: Any, wanted: int) -> Any:
+    class Echo(Transport):
+        def send(self, requests: Any, wanted: int) -> Any:
             return {client: Answer({}, {}) for client in requests}
 
     built, works = ready("sequential", "fedavg", 2, name="share", clients=4), list[Work]()
@@ -382,24 +382,24 @@ def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: 
     assert [note.partition(" is set")[0] for note in backend.notes] == ["`chunk_size`", "`compile`"]
     backend.min_clients, backend.patience = 3, 5.0
 
-    def reach(work: Work) -> AbstractContextManager[Courier]:
+    def reach(work: Work) -> AbstractContextManager[Transport]:
         works.append(work)
         return nullcontext(Echo())
 
     backend.reach = reach
     asked = {0: Request("train", 0, False, {})}
     with backend.at_work(Path("run")):
-        assert backend.courier.deliver(asked, 1) == {0: Answer({}, {})}
+        assert backend.transport.send(asked, 1) == {0: Answer({}, {})}
     assert works == [Work(tmp_path / "run", identity(tmp_path / "run"), 4, 3, 5.0, NOTHING)]
     with pytest.raises(RuntimeError, match="within `at_work`"):
-        backend.courier.deliver(asked, 1)
+        backend.transport.send(asked, 1)
 
 
 @pytest.mark.parametrize("missing", ["flwr", "ray"])
 def test_without_flower_it_says_what_to_install(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = ready("sequential", "fedavg", 2, name="share", clients=4)
     begin(tmp_path / "run", built)
-    monkeypatch.setattr(quiet, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == missing else object())
     advice = rf"^the back end `flower` needs the package `{missing}`, .*`pip install 'fedmate\[flower\]'`.$"
     if missing == "ray":
         # A server without virtual clients does without.
@@ -415,11 +415,11 @@ def test_nothing_calls_home_even_where_flower_was_loaded_before(monkeypatch: pyt
     from flwr.supercore import telemetry
 
     monkeypatch.setattr(telemetry, "FLWR_TELEMETRY_ENABLED", "1")
-    for name in quiet.QUIET:
+    for name in environment.QUIET:
         monkeypatch.delenv(name, raising=False)
-    quiet.silence()
+    environment.silence()
     assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
-    assert {name: os.environ[name] for name in quiet.QUIET} == quiet.QUIET
+    assert {name: os.environ[name] for name in environment.QUIET} == environment.QUIET
 
 
 def test_every_module_may_be_the_first_to_be_imported() -> None:

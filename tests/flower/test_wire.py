@@ -17,7 +17,10 @@ from fedmate.core import flatten, fold, make_key
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import Layer, resolve
-from fedmate.flower.client import answer, introduce
+from fedmate.flower.client import Site
+from fedmate.flower.client_app import answer, introduce
+from fedmate.flower.client_state import AheadError, ClientState
+from fedmate.flower.messages import Answer, ErrorReply, Kind, Request
 from fedmate.flower.wire import (
     DTYPES,
     LONGEST,
@@ -34,9 +37,6 @@ from fedmate.flower.wire import (
     write_introduction,
     write_request,
 )
-from fedmate.sites.courier import Answer, Fault, Kind, Request
-from fedmate.sites.site import Site
-from fedmate.sites.store import AheadError, SiteStore
 from fedmate.storage import BusyError
 
 pytest.importorskip("flwr", reason="Flower is not installed")
@@ -111,8 +111,8 @@ def test_views_arrive_as_they_were() -> None:
 
 def test_a_fault_and_an_introduction_arrive_as_they_were() -> None:
     for request in (Request("train", 0, False, {}), Request("view", 0, True, {})):
-        assert read_answer(carried(write_answer(Fault("out of paper"))), request) == Fault("out of paper")
-    assert read_introduction(carried(write_introduction(Fault("no such folder")))) == Fault("no such folder")
+        assert read_answer(carried(write_answer(ErrorReply("out of paper"))), request) == ErrorReply("out of paper")
+    assert read_introduction(carried(write_introduction(ErrorReply("no such folder")))) == ErrorReply("no such folder")
     assert read_introduction(carried(write_introduction(Introduction(4, "0.1.0")))) == Introduction(4, "0.1.0")
     check_query(carried(RecordDict()))
 
@@ -213,16 +213,16 @@ HOSTILE_ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
         {**GOOD, "metrics": MetricRecord({"losses": 1.0, "valid": [1.0]})},
         "`metrics` holds `losses`, which is no list of floats",
     ),
-    "fault and more": (
-        {**GOOD, "fault": ConfigRecord({"reason": "x"})},
+    "error and more": (
+        {**GOOD, "error": ConfigRecord({"reason": "x"})},
         "the message holds `upload`, which is not declared",
     ),
-    "fault of numbers": ({"fault": ConfigRecord({"reason": 1})}, "`fault.reason` is of type `int`, not `str`"),
-    "fault of more": (
-        {"fault": ConfigRecord({"reason": "x", "more": "y"})},
-        "`fault` holds `more`, which is not declared",
+    "error of numbers": ({"error": ConfigRecord({"reason": 1})}, "`error.reason` is of type `int`, not `str`"),
+    "error of more": (
+        {"error": ConfigRecord({"reason": "x", "more": "y"})},
+        "`error` holds `more`, which is not declared",
     ),
-    "fault of arrays": ({"fault": ArrayRecord({"x": array()})}, "`fault` is of type `ArrayRecord`"),
+    "error of arrays": ({"error": ArrayRecord({"x": array()})}, "`error` is of type `ArrayRecord`"),
 }
 
 
@@ -287,8 +287,8 @@ def test_what_others_write_is_one_harmless_line() -> None:
     assert sentence("\n first\x1b[31m\u202e line \nsecond") == "first?[31m? line "
     assert sentence(" \n") == "without a reason"
     assert len(sentence("x" * 10**6)) == LONGEST
-    odd = RecordDict({"fault": ConfigRecord({"reason": "\x1b[2Jgone\nTraceback"})})
-    assert read_answer(odd, Request("train", 0, False, {})) == Fault("?[2Jgone")
+    odd = RecordDict({"error": ConfigRecord({"reason": "\x1b[2Jgone\nTraceback"})})
+    assert read_answer(odd, Request("train", 0, False, {})) == ErrorReply("?[2Jgone")
     with pytest.raises(WireError, match=r"^the message holds `\?\[2J`, which is not declared$"):
         read_answer(RecordDict({"\x1b[2J": ConfigRecord({})}), Request("train", 0, False, {}))
 
@@ -315,7 +315,7 @@ def a_site(folder: Path, method: str = "fedmate", model: str = "cifar_cnn") -> S
     }
     built = build(resolve([Layer("test", values), pool.layer()]), pool)
     federation = built.federation
-    store = SiteStore(folder, TOKEN, 1)
+    store = ClientState(folder, TOKEN, 1)
     return Site(1, 2, built.method, federation.clients[1], federation.test, make_key(0), store, lambda: "now")
 
 
@@ -359,9 +359,9 @@ def test_the_bytes_of_arrays_are_those_of_the_ledger(site: Site) -> None:
 
 
 def test_a_site_answers_whatever_happens(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    def fault(content: RecordDict, open_site: Any = lambda _: site) -> str:
+    def error(content: RecordDict, open_site: Any = lambda _: site) -> str:
         found = read_answer(carried(answer(content, open_site)), Request("train", 0, False, {}))
-        assert isinstance(found, Fault)
+        assert isinstance(found, ErrorReply)
         return found.reason
 
     def broken(token: str) -> Site:
@@ -371,15 +371,15 @@ def test_a_site_answers_whatever_happens(site: Site, caplog: pytest.LogCaptureFi
     def silent(token: str) -> Site:
         raise KeyError
 
-    assert fault(RecordDict()) == "the message does not hold `download`"
-    assert fault(asked(site, client=0)) == "client 0 is asked, but this is client 1"
-    assert fault(asked(site), broken) == "it failed, and its own log says why (ValueError)"
-    assert fault(asked(site), silent) == "it failed, and its own log says why (KeyError)"
+    assert error(RecordDict()) == "the message does not hold `download`"
+    assert error(asked(site, client=0)) == "client 0 is asked, but this is client 1"
+    assert error(asked(site), broken) == "it failed, and its own log says why (ValueError)"
+    assert error(asked(site), silent) == "it failed, and its own log says why (KeyError)"
     # What stays at the site is the whole of it.
     assert "with data: 0.25" in caplog.text
     less = asked(site)
     del less["download"]["round"]
-    assert fault(less).startswith("the download of round 1 is none of this experiment: it does not hold the expected")
+    assert error(less).startswith("the download of round 1 is none of this experiment: it does not hold the expected")
 
 
 def test_what_a_virtual_client_says_may_be_read_by_its_server(site: Site) -> None:
@@ -389,7 +389,7 @@ def test_what_a_virtual_client_says_may_be_read_by_its_server(site: Site) -> Non
 
         content = carried(answer(asked(site), opener, is_virtual=is_virtual))
         found = read_answer(content, Request("train", 0, False, {}))
-        assert isinstance(found, Fault)
+        assert isinstance(found, ErrorReply)
         return found.reason
 
     assert said(ValueError("no such thing\nTraceback"), True) == "ValueError: no such thing"
@@ -407,8 +407,8 @@ def test_a_node_says_which_client_it_is() -> None:
     assert read_introduction(introduce(RecordDict(), {"partition-id": 3})) == Introduction(3, __version__)
     for config in ({}, {"partition-id": "3"}, {"partition-id": -1}, {"partition-id": True}):
         found = read_introduction(introduce(RecordDict(), config))
-        assert isinstance(found, Fault)
+        assert isinstance(found, ErrorReply)
         assert found.reason.startswith("a node's `partition-id` is ")
-    assert read_introduction(introduce(RecordDict({"x": ConfigRecord({})}), {"partition-id": 3})) == Fault(
+    assert read_introduction(introduce(RecordDict({"x": ConfigRecord({})}), {"partition-id": 3})) == ErrorReply(
         "the message holds `x`, which is not declared"
     )

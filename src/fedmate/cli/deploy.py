@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmate.cli.app import Command, one_line
-from fedmate.deploy.keys import AUTHORITY_DAYS, DAYS, make_keys, site_names
 from fedmate.errors import UserError
+from fedmate.flower.keys import AUTHORITY_DAYS, DAYS, make_keys, site_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedmate.deploy.status import SiteStatus
+    from fedmate.flower.status import SiteStatus
 
 deploy = typer.Typer(
     no_args_is_help=True,
@@ -63,7 +63,7 @@ def check(
     ] = None,
 ) -> None:
     """Look whether a site is ready, before a SuperNode is started; status 2 if it is not."""
-    from fedmate.deploy.check import Link, check
+    from fedmate.flower.check import Link, check
 
     if site is None and superlink is None:
         raise UserError("`fedmate deploy check` has nothing to look at; give a site's file, `--superlink` or both.")
@@ -94,9 +94,9 @@ def status(
 ) -> None:
     """Tell how far a site or a server has come; nothing is changed."""
     from fedmate.data.paths import expand
-    from fedmate.deploy.status import is_run, site_status
     from fedmate.flower.node import USUAL, VARIABLE
-    from fedmate.sites.local import read_site
+    from fedmate.flower.site_data import read_site
+    from fedmate.flower.status import is_run, site_status
 
     if folder is None:
         folder = expand(VARIABLE, os.environ.get(VARIABLE) or USUAL)
@@ -117,7 +117,7 @@ def _site_lines(state: SiteStatus) -> Iterator[str]:
 
 
 def _server_lines(folder: Path) -> Iterator[str]:
-    from fedmate.deploy.status import server_status
+    from fedmate.flower.status import server_status
 
     found = server_status(folder)
     end = ", finished" if found.is_finished else ""

@@ -1,7 +1,7 @@
 """Sites: data that lies with sites of their own, of which a server knows the declaration and nothing else.
 
 Everybody has to read samples alike: the same classes, in samples of one shape, normalised by the same numbers. These
-are declared here; where a site's samples lie it says in a file of its own (`fedmate.sites.local`).
+are declared here; where a site's samples lie it says in a file of its own (`fedmate.flower.site_data`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.flower.backend import identity
-from fedmate.sites.store import SITES, SiteStore
+from fedmate.flower.client_state import SITES, ClientState
 
 Content = TypeVar("Content")
 
@@ -79,7 +79,7 @@ class Restored:
                 f"`{self.folder}` has no states of clients: each site keeps its own, and its model; ask there with "
                 "`fedmate deploy status`."
             )
-        return SiteStore(place, identity(self.folder), client).begin(self.round, initial)
+        return ClientState(place, identity(self.folder), client).begin(self.round, initial)
 
     def download(self, client: Tensor) -> Tree:
         """Return the next broadcast, as a client would receive it."""

@@ -18,17 +18,17 @@ from fedmate.core import Federation, Method
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.given import NOTHING, Given
-from fedmate.flower.quiet import need_flower
+from fedmate.flower.environment import need_flower
+from fedmate.flower.messages import Reply, Request, Transport
+from fedmate.flower.remote import Remote
 from fedmate.flower.simulation import simulated
-from fedmate.sites.courier import Answer, Courier, Fault, Request
-from fedmate.sites.remote import Remote
 
 IDENTITY = "federation.json"
 """The file of a run's folder that says by which token its clients know it."""
 
 
 class Work(NamedTuple):
-    """What a courier is needed for.
+    """What a transport is needed for.
 
     Attributes:
         folder: the run's, as an absolute path.
@@ -49,17 +49,17 @@ class Work(NamedTuple):
     done: int = 0
 
 
-Reach: TypeAlias = Callable[[Work], AbstractContextManager[Courier]]
+Reach: TypeAlias = Callable[[Work], AbstractContextManager[Transport]]
 """Makes clients reachable while a run is at work."""
 
 
 @final
-class _Nobody(Courier):
-    """Stands where a courier will be."""
+class _Nobody(Transport):
+    """Stands where a transport will be."""
 
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
         """Refuse."""
-        raise RuntimeError("a courier is there only within `at_work`")
+        raise RuntimeError("a transport is there only within `at_work`")
 
 
 @final
@@ -98,12 +98,12 @@ class Flower(Remote):
         clients = len(self.federation.clients)
         token, done = identity(folder), Checkpoint(folder).standing.round
         work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.given, done)
-        with self.reach(work) as courier:
-            self.courier = courier
+        with self.reach(work) as transport:
+            self.transport = transport
             try:
                 yield
             finally:
-                self.courier = _Nobody()
+                self.transport = _Nobody()
 
 
 def identity(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """A node of a Flower app: which client it is, of which experiment, and where its data and its state lie.
 
-Its node config says `partition-id`, and `site`, the path of the file that describes the site (`fedmate.sites.local`).
+Its node config says `partition-id`, and `site`: the file that describes the site (`fedmate.flower.site_data`).
 Without `site` it takes its share of the experiment's own data set, as a virtual client does, or in a trial of a
 deployment; it then keeps its state in `state` of the node config, or $FEDMATE_STATE, or a folder of the user's.
 """
@@ -23,11 +23,11 @@ from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.export import describe
 from fedmate.experiment.given import NOTHING
-from fedmate.flower.settings import experiment_of
-from fedmate.sites.courier import TellableError
-from fedmate.sites.local import load_data, read_site
-from fedmate.sites.site import Site, now
-from fedmate.sites.store import SiteStore, make_private
+from fedmate.flower.client import Site, now
+from fedmate.flower.client_state import ClientState, make_private
+from fedmate.flower.messages import PublicError
+from fedmate.flower.run_config import experiment_of
+from fedmate.flower.site_data import load_data, read_site
 
 VARIABLE = "FEDMATE_STATE"
 """The variable of the environment that names the folder for states."""
@@ -35,11 +35,11 @@ VARIABLE = "FEDMATE_STATE"
 USUAL = "~/.local/state/fedmate"
 
 
-class NodeError(TellableError, UserError):
+class NodeError(PublicError, UserError):
     """What a node's config says does not fit the experiment."""
 
 
-class SiteDataError(TellableError):
+class SiteDataError(PublicError):
     """A site's own data cannot be used; why is for its own log, and does not leave it."""
 
 
@@ -95,7 +95,7 @@ def open_site(run_config: Mapping[str, Any], node_config: Mapping[str, Any], tok
         held.data,
         held.test,
         make_key(general.seed, general.device),
-        SiteStore(held.state, token, client),
+        ClientState(held.state, token, client),
         now,
         general.precision,
         describe=partial(_describe, plan, client, class_counts(held.data, len(plan.card.class_names)).tolist()),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedmate.errors import FedmateError
-from fedmate.flower.quiet import need_flower, silence
+from fedmate.flower.environment import need_flower, silence
 
 if TYPE_CHECKING:
     import httpx

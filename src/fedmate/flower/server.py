@@ -18,11 +18,11 @@ from fedmate.experiment.jobs import Job, resumed, started
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import run
 from fedmate.flower.backend import Flower, Reach, Work
-from fedmate.flower.courier import PAUSE, GridCourier, reached
-from fedmate.flower.settings import request_of
+from fedmate.flower.messages import Transport
+from fedmate.flower.run_config import request_of
+from fedmate.flower.transport import PAUSE, GridTransport, reached
 from fedmate.progress import Lines
 from fedmate.report.tables import comparison
-from fedmate.sites.courier import Courier
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -66,7 +66,7 @@ def over(grid: Grid, console: Console) -> Reach:
     virtual = type(grid).__name__ == "InMemoryGrid"
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Courier]:
+    def reach(work: Work) -> Iterator[Transport]:
         # A run that goes on may have lost a site for good.
         enough = work.min_clients if work.done and not virtual else work.clients
         found = _wait(grid, work.clients, enough, START if virtual else work.patience, console)
@@ -76,7 +76,7 @@ def over(grid: Grid, console: Console) -> Reach:
                 f"nodes to that: `flwr run . local --federation-config num-supernodes={work.clients}`."
             )
         alive: Callable[[], bool] | None = (lambda: True) if virtual else None
-        yield GridCourier(grid, work.experiment, patience=work.patience, alive=alive)
+        yield GridTransport(grid, work.experiment, patience=work.patience, alive=alive)
 
     return reach
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, final
 
 from fedmate.backends.sequential import available_cores
 from fedmate.errors import UserError
-from fedmate.flower.client import client_app
-from fedmate.flower.courier import GridCourier, LostError
+from fedmate.flower.client import Site
+from fedmate.flower.client_app import client_app
+from fedmate.flower.environment import need_flower, silence
+from fedmate.flower.messages import Transport
 from fedmate.flower.processes import end_all, end_workers, marked
-from fedmate.flower.quiet import need_flower, silence
+from fedmate.flower.transport import GridTransport, LostError
 from fedmate.flower.wire import sentence
-from fedmate.sites.courier import Courier
-from fedmate.sites.site import Site
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -50,7 +50,7 @@ name: to forget that of an earlier simulation would free that of the one which r
 
 
 @contextmanager
-def simulated(work: Work) -> Iterator[Courier]:
+def simulated(work: Work) -> Iterator[Transport]:
     """Start a simulation, and end it with everything that belongs to it."""
     need_flower(simulation=True)
     silence()
@@ -64,7 +64,7 @@ def simulated(work: Work) -> Iterator[Courier]:
         try:
             grid = simulation.grid()
             _hear_again()
-            yield GridCourier(
+            yield GridTransport(
                 grid,
                 work.experiment,
                 patience=work.patience,

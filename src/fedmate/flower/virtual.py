@@ -16,8 +16,8 @@ from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
-from fedmate.sites.site import Site, now
-from fedmate.sites.store import SITES, SiteStore
+from fedmate.flower.client import Site, now
+from fedmate.flower.client_state import SITES, ClientState
 
 
 @final
@@ -51,7 +51,7 @@ class Home:
             self.federation.clients[client],
             self.federation.test,
             self.key,
-            SiteStore(self.folder / SITES, token, client),
+            ClientState(self.folder / SITES, token, client),
             now,
             self.experiment.general.precision,
         )

@@ -4,7 +4,7 @@ request   ArrayRecord `download`; ConfigRecord `request`: experiment, client, ki
 answer    ArrayRecord `upload`; MetricRecord `metrics`: lists of floats by name
 query     nothing
 site      ConfigRecord `site`: partition, fedmate
-fault     ConfigRecord `fault`: reason
+error     ConfigRecord `error`: reason
 
 Arrays are the raw bytes of their numbers, little end first: a message has as many of them as the ledger counts, and
 reading it executes nothing.
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmate.sites.courier import Answer, Fault, Leaves, Metrics, Request, TellableError
+from fedmate.flower.messages import Answer, ErrorReply, Leaves, Metrics, PublicError, Reply, Request
 
 if TYPE_CHECKING:
     from flwr.app import Array, ArrayRecord, RecordDict
@@ -41,7 +41,7 @@ MOST_VIEWS = 16
 """How many views a method may have."""
 
 
-class WireError(TellableError):
+class WireError(PublicError):
     """A message that holds something else than what is declared, and what that is: a sentence without its end."""
 
 
@@ -103,21 +103,21 @@ def read_request(content: RecordDict) -> Order:
     return Order(told["experiment"], told["client"], request)
 
 
-def write_answer(answer: Answer | Fault) -> RecordDict:
+def write_answer(answer: Reply) -> RecordDict:
     """Return an answer, or the reason why there is none, as records."""
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-    if isinstance(answer, Fault):
-        return RecordDict({"fault": ConfigRecord({"reason": sentence(answer.reason)})})
+    if isinstance(answer, ErrorReply):
+        return RecordDict({"error": ConfigRecord({"reason": sentence(answer.reason)})})
     return RecordDict({"upload": _arrays(answer.upload), "metrics": MetricRecord(dict(answer.metrics))})
 
 
-def read_answer(content: RecordDict, request: Request) -> Answer | Fault:
+def read_answer(content: RecordDict, request: Request) -> Reply:
     """Return what was answered to a request, or raise `WireError`."""
     from flwr.app import ArrayRecord, MetricRecord
 
-    if "fault" in content:
-        return _fault(content)
+    if "error" in content:
+        return _error_reply(content)
     _check_records(content, {"upload": ArrayRecord, "metrics": MetricRecord})
     metrics = _metrics(content["metrics"])
     if request.kind == "train":
@@ -129,21 +129,21 @@ def read_answer(content: RecordDict, request: Request) -> Answer | Fault:
     return Answer(_leaves("upload", content["upload"]), metrics)
 
 
-def write_introduction(site: Introduction | Fault) -> RecordDict:
+def write_introduction(site: Introduction | ErrorReply) -> RecordDict:
     """Return what a node says about itself, or why it cannot, as records."""
     from flwr.app import ConfigRecord, RecordDict
 
-    if isinstance(site, Fault):
+    if isinstance(site, ErrorReply):
         return write_answer(site)
     return RecordDict({"site": ConfigRecord(site._asdict())})
 
 
-def read_introduction(content: RecordDict) -> Introduction | Fault:
+def read_introduction(content: RecordDict) -> Introduction | ErrorReply:
     """Return what a node says about itself, or raise `WireError`."""
     from flwr.app import ConfigRecord
 
-    if "fault" in content:
-        return _fault(content)
+    if "error" in content:
+        return _error_reply(content)
     _check_records(content, {"site": ConfigRecord})
     told = _fields("site", content["site"], {"partition": int, "fedmate": str})
     return Introduction(told["partition"], sentence(told["fedmate"]))
@@ -154,11 +154,11 @@ def check_query(content: RecordDict) -> None:
     _check_records(content, {})
 
 
-def _fault(content: RecordDict) -> Fault:
+def _error_reply(content: RecordDict) -> ErrorReply:
     from flwr.app import ConfigRecord
 
-    _check_records(content, {"fault": ConfigRecord})
-    return Fault(sentence(_fields("fault", content["fault"], {"reason": str})["reason"]))
+    _check_records(content, {"error": ConfigRecord})
+    return ErrorReply(sentence(_fields("error", content["error"], {"reason": str})["reason"]))
 
 
 # -------------------- records

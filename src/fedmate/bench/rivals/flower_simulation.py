@@ -24,8 +24,8 @@ from fedmate.bench.case import Case
 from fedmate.bench.measure import Timing
 from fedmate.bench.rivals.plain_loop import PlainFedAvg, copy_into
 from fedmate.errors import UserError
+from fedmate.flower.environment import QUIET
 from fedmate.flower.processes import MARK, end_all, with_mark
-from fedmate.flower.quiet import QUIET
 
 WARM_UP = 2
 """Rounds before those that count: in the first every worker loads torch."""

@@ -47,22 +47,25 @@ class Answer(NamedTuple):
     metrics: Metrics
 
 
-class Fault(NamedTuple):
+class ErrorReply(NamedTuple):
     """Why there is no answer: a sentence without its end."""
 
     reason: str
 
 
-class TellableError(FedmateError):
+Reply: TypeAlias = Answer | ErrorReply
+
+
+class PublicError(FedmateError):
     """Why there is no answer, in words that may leave the site: they say nothing of its data, its files or its user."""
 
 
-class Courier(ABC):
+class Transport(ABC):
     """Brings requests to clients and answers back."""
 
     @abstractmethod
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
-        """Return what each client answered; one that did not has a fault, and none is missing.
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
+        """Return what each client answered; one that did not has a error, and none is missing.
 
         Args:
             requests: by client.

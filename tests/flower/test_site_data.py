@@ -14,7 +14,7 @@ from PIL import Image
 from fedmate.core import ClientData
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, Layer, resolve
-from fedmate.sites.local import SiteFile, load_data, read_site
+from fedmate.flower.site_data import SiteFile, load_data, read_site
 
 CLASSES = ["ant", "bee", "cat"]
 

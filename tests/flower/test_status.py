@@ -11,15 +11,15 @@ import torch
 
 import fedmate
 from fedmate import cli
-from fedmate.deploy.status import ClientStatus, SiteStatus, is_run, server_status, site_status
 from fedmate.errors import UserError
-from fedmate.sites.store import SiteStore
+from fedmate.flower.client_state import ClientState
+from fedmate.flower.status import ClientStatus, SiteStatus, is_run, server_status, site_status
 
 FIRST, SECOND = "ab" * 16, "cd" * 16
 
 
 def taken_part(folder: Path, experiment: str, partition: int, rounds: int) -> Path:
-    store, state = SiteStore(folder, experiment, partition), {"w": torch.zeros(3)}
+    store, state = ClientState(folder, experiment, partition), {"w": torch.zeros(3)}
     for t in range(rounds):
         store.keep(t, state, state)
         store.log(f"2026-01-0{t + 1}T10:00:00", t, {"extractor": 100, "num_samples": 8})
@@ -36,7 +36,7 @@ def everything(folder: Path) -> dict[str, tuple[bytes | None, int]]:
 def test_a_site_tells_each_client_it_has_been_the_latest_last(tmp_path: Path) -> None:
     taken_part(tmp_path, SECOND, 1, 3)
     taken_part(tmp_path, FIRST, 1, 2)
-    with SiteStore(tmp_path, FIRST, 4).claim():
+    with ClientState(tmp_path, FIRST, 4).claim():
         pass
     before = everything(tmp_path)
     found = site_status(tmp_path)
@@ -58,7 +58,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 def test_a_site_at_work_is_not_disturbed(tmp_path: Path) -> None:
     taken_part(tmp_path, FIRST, 0, 1)
-    with SiteStore(tmp_path, FIRST, 0).claim():
+    with ClientState(tmp_path, FIRST, 0).claim():
         assert site_status(tmp_path)[0].round == 1
 
 

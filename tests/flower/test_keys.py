@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from fedmate import storage
-from fedmate.deploy import certificates, keys
-from fedmate.deploy.keys import Item, make_keys, site_names
 from fedmate.errors import UserError
+from fedmate.flower import certificates, keys
+from fedmate.flower.keys import Item, make_keys, site_names
 
 x509 = pytest.importorskip("cryptography.x509")
 

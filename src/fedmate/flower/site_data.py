@@ -28,7 +28,7 @@ from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
 from fedmate.experiment.deal import random_of, ready
-from fedmate.sites.store import make_private
+from fedmate.flower.client_state import make_private
 
 KEYS = ("state", "data")
 NOT_HERE = ("given", "sites")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from fedmate.errors import StoppedError
+from fedmate.flower.messages import ErrorReply, Reply, Request, Transport
 from fedmate.flower.wire import Introduction, Order, WireError, read_answer, read_introduction, sentence, write_request
-from fedmate.sites.courier import Answer, Courier, Fault, Request
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -39,7 +39,7 @@ class LostError(StoppedError):
     """A federation that cannot go on: a simulation has lost a worker or ended by itself, or Flower is not reached."""
 
 
-Replies: TypeAlias = dict[int, "RecordDict | Fault"]
+Replies: TypeAlias = dict[int, "RecordDict | ErrorReply"]
 """What came back, by node."""
 
 
@@ -52,7 +52,7 @@ class _Exchange(NamedTuple):
 
 
 @final
-class GridCourier(Courier):
+class GridTransport(Transport):
     """Brings requests to nodes.
 
     Args:
@@ -74,11 +74,11 @@ class GridCourier(Courier):
         """Know nobody yet."""
         self.grid, self.experiment = grid, experiment
         self.patience, self._alive = patience, alive
-        self._nodes: dict[int, Introduction | Fault] = {}
+        self._nodes: dict[int, Introduction | ErrorReply] = {}
         self._since: dict[int, str] = {}
 
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
-        """Return what each client answered; what is not declared, late or an error is a fault."""
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
+        """Return what each client answered; what is not declared, late or an error is an error."""
         if not requests:
             return {}
         first = next(iter(requests.values()))
@@ -89,13 +89,13 @@ class GridCourier(Courier):
         }
         kind = "train" if first.kind == "train" else "evaluate"
         replies = self._exchange(contents, _Exchange(kind, str(first.round + 1), lambda _: self.patience))
-        answers: dict[int, Answer | Fault] = {c: fault for c, fault in found.items() if isinstance(fault, Fault)}
+        answers: dict[int, Reply] = {c: error for c, error in found.items() if isinstance(error, ErrorReply)}
         answers |= {client: _read(replies[node], requests[client]) for client, node in nodes.items()}
         return {client: answers[client] for client in requests}
 
     # -------------------- who is who
 
-    def _find(self, clients: Collection[int], wanted: int) -> dict[int, int | Fault]:
+    def _find(self, clients: Collection[int], wanted: int) -> dict[int, int | ErrorReply]:
         """Return the node of each client, once as many as wanted are there or patience has ended."""
         # Who could not say who it is may know by now.
         self._nodes = {node: known for node, known in self._nodes.items() if isinstance(known, Introduction)}
@@ -130,16 +130,18 @@ class GridCourier(Courier):
         replies = self._exchange({node: RecordDict() for node in new}, _Exchange("query", "query", patience))
         self._nodes |= {node: _introduced(reply) for node, reply in replies.items()}
 
-    def _node_of(self, client: int) -> int | Fault:
+    def _node_of(self, client: int) -> int | ErrorReply:
         nodes = [
             node for node, known in self._nodes.items() if isinstance(known, Introduction) and known.partition == client
         ]
         if len(nodes) == 1:
             return nodes[0]
         if nodes:
-            return Fault(f"{len(nodes)} nodes say that they are this client")
-        faults = [known.reason for known in self._nodes.values() if isinstance(known, Fault)]
-        return Fault("no node says that it is this client" + "".join(f" (one says: {reason})" for reason in faults[:1]))
+            return ErrorReply(f"{len(nodes)} nodes say that they are this client")
+        errors = [known.reason for known in self._nodes.values() if isinstance(known, ErrorReply)]
+        return ErrorReply(
+            "no node says that it is this client" + "".join(f" (one says: {reason})" for reason in errors[:1])
+        )
 
     # -------------------- messages
 
@@ -153,7 +155,7 @@ class GridCourier(Courier):
                 last, patience = time.monotonic(), how.patience(replies)
             if sent:
                 self._rest()
-        return replies | {node: Fault(f"no answer in {patience:g} s") for node in sent.values()}
+        return replies | {node: ErrorReply(f"no answer in {patience:g} s") for node in sent.values()}
 
     def _send(self, contents: Mapping[int, RecordDict], how: _Exchange) -> tuple[dict[str, int], Replies]:
         """Send messages; return the node of each by the message's number, and what could not be sent."""
@@ -168,12 +170,12 @@ class GridCourier(Courier):
             with reached():
                 number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
-                refused[node] = Fault("Flower did not take the message")
+                refused[node] = ErrorReply("Flower did not take the message")
             else:
                 sent[number] = node
         return sent, refused
 
-    def _replies(self, sent: Mapping[str, int]) -> dict[str, RecordDict | Fault]:
+    def _replies(self, sent: Mapping[str, int]) -> dict[str, RecordDict | ErrorReply]:
         """Return what has come back, by the number of the message that it answers."""
         if self._alive is not None:
             with reached():
@@ -184,20 +186,20 @@ class GridCourier(Courier):
         # Looked at first: what a node answered before it went away is still there.
         present = self._present()
         found = {number: reply for number in sent if (reply := self._pull(number)) is not None}
-        lost = Fault("it was away in between, and what it had been asked is lost")
+        lost = ErrorReply("it was away in between, and what it had been asked is lost")
         returned = [
             number for number, node in sent.items() if present.get(node, self._since[node]) != self._since[node]
         ]
         return {**dict.fromkeys(returned, lost), **found}
 
-    def _pull(self, number: str) -> RecordDict | Fault | None:
+    def _pull(self, number: str) -> RecordDict | ErrorReply | None:
         """Return what a node answered, if it did: one at a time, for one that Flower cannot unpack spoils the rest."""
         try:
             pulled = list(self.grid.pull_messages([number]))
         except Exception as error:
             # Either Flower is gone, which this says, or it is the message.
             self._present()
-            return Fault(f"answer refused, it cannot be unpacked ({type(error).__name__})")
+            return ErrorReply(f"answer refused, it cannot be unpacked ({type(error).__name__})")
         return next((_open(one) for one in pulled if one.metadata.reply_to_message_id == number), None)
 
     def _rest(self) -> None:
@@ -206,8 +208,8 @@ class GridCourier(Courier):
         time.sleep(PAUSE if self._alive is None else BRIEF)
 
 
-def _open(reply: Message) -> RecordDict | Fault:
-    return Fault(f"Flower reports: {sentence(_reason(reply))}") if reply.has_error() else reply.content
+def _open(reply: Message) -> RecordDict | ErrorReply:
+    return ErrorReply(f"Flower reports: {sentence(_reason(reply))}") if reply.has_error() else reply.content
 
 
 def _check_workers(replies: Collection[Message]) -> None:
@@ -238,30 +240,30 @@ def reached() -> Iterator[None]:
         raise LostError(f"Flower cannot be reached ({type(error).__name__}: {sentence(str(error))})") from error
 
 
-def _read(reply: RecordDict | Fault, request: Request) -> Answer | Fault:
-    if isinstance(reply, Fault):
+def _read(reply: RecordDict | ErrorReply, request: Request) -> Reply:
+    if isinstance(reply, ErrorReply):
         return reply
     try:
         return read_answer(reply, request)
     except WireError as error:
-        return Fault(f"answer refused, {error}")
+        return ErrorReply(f"answer refused, {error}")
     except Exception as error:
         # Whatever a node sends, the round is everybody's.
-        return Fault(f"answer refused, it cannot be read ({type(error).__name__})")
+        return ErrorReply(f"answer refused, it cannot be read ({type(error).__name__})")
 
 
-def _introduced(reply: RecordDict | Fault) -> Introduction | Fault:
+def _introduced(reply: RecordDict | ErrorReply) -> Introduction | ErrorReply:
     """Return what a node says about itself; one with another fedmate would compute something else."""
     from fedmate import __version__
 
-    if isinstance(reply, Fault):
+    if isinstance(reply, ErrorReply):
         return reply
     try:
         site = read_introduction(reply)
     except WireError as error:
-        return Fault(f"introduction refused, {error}")
+        return ErrorReply(f"introduction refused, {error}")
     except Exception as error:
-        return Fault(f"introduction refused, it cannot be read ({type(error).__name__})")
+        return ErrorReply(f"introduction refused, it cannot be read ({type(error).__name__})")
     if isinstance(site, Introduction) and site.fedmate != __version__:
-        return Fault(f"client {site.partition} runs fedmate {site.fedmate}, the server {__version__}")
+        return ErrorReply(f"client {site.partition} runs fedmate {site.fedmate}, the server {__version__}")
     return site

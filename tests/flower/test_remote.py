@@ -1,4 +1,4 @@
-"""Clients at sites of their own: the numbers of the reference, and faults that spoil nobody else's round."""
+"""Clients at sites of their own: the numbers of the reference, and errors that spoil nobody else's round."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedmate.core import Tree, flatten, fold, make_key
 from fedmate.core.serialise import pack, unpack
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import Layer, resolve
-from fedmate.sites.courier import Answer, Courier, Fault, Request
-from fedmate.sites.remote import Remote, TooFewError
-from fedmate.sites.site import MessageError, Site
-from fedmate.sites.store import SiteStore
+from fedmate.flower.client import MessageError, Site
+from fedmate.flower.client_state import ClientState
+from fedmate.flower.messages import Answer, ErrorReply, Reply, Request, Transport
+from fedmate.flower.remote import Remote, TooFewError
 
 EXPERIMENT = "ab" * 32
 CLIENTS = 4
@@ -43,26 +43,26 @@ def built(method: str, learning_rate: float = 0.02) -> Built:
     return build(resolve([Layer("test", values)]))
 
 
-class Loop(Courier):
+class Loop(Transport):
     """Sites in this process, each message as bytes on the way; what is done to an answer on the way is `change`."""
 
     def __init__(self, ready: Built, folder: Path) -> None:
         self.ready, self.folder = ready, folder
         self.requests, self.answers, self.wanted = list[tuple[int, Request]](), list[Answer](), list[int]()
-        self.change: Callable[[int, Answer], Answer | Fault] = lambda _, answer: answer
+        self.change: Callable[[int, Answer], Reply] = lambda _, answer: answer
 
     def site(self, client: int) -> Site:
         """A new one for each message, as in a process of its own: nothing survives but what is on disk."""
         federation = self.ready.federation
-        store = SiteStore(self.folder, EXPERIMENT, client)
+        store = ClientState(self.folder, EXPERIMENT, client)
         data, key = federation.clients[client], make_key(3)
         return Site(client, CLIENTS, self.ready.method, data, federation.test, key, store, lambda: "now")
 
-    def deliver(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | Fault]:
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
         self.wanted.append(wanted)
-        return {client: self._deliver(client, request) for client, request in requests.items()}
+        return {client: self._send(client, request) for client, request in requests.items()}
 
-    def _deliver(self, client: int, request: Request) -> Answer | Fault:
+    def _send(self, client: int, request: Request) -> Reply:
         answer = self.site(client).answer(request._replace(download=carried(request.download)))
         self.requests.append((client, request))
         self.answers.append(answer)
@@ -111,23 +111,23 @@ def test_clients_that_diverge_have_answered(tmp_path: Path) -> None:
     """As in the reference the round goes on with nobody, and it is for the run to say that all have diverged."""
     ready = built("fedavg", 1e300)
     expected = Sequential(ready.method, ready.federation, make_key(3)).run_round(start(ready), Round(0, (0, 1), False))
-    courier = Loop(ready, tmp_path)
-    remote = Remote(ready.method, ready.federation, make_key(3), courier, min_clients=2)
+    transport = Loop(ready, tmp_path)
+    remote = Remote(ready.method, ready.federation, make_key(3), transport, min_clients=2)
     found = remote.run_round(start(ready), Round(0, (0, 1), False))
     assert [report.valid for report in found.reports] == [False, False]
     # As texts, for NaN is unlike itself.
     assert str(found.reports) == str(expected.reports)
-    assert len(courier.requests) == 2
+    assert len(transport.requests) == 2
 
 
 def test_what_crosses_is_what_the_wire_names_and_the_declared_metrics(tmp_path: Path) -> None:
     ready = built("fedmate")
-    courier = Loop(ready, tmp_path)
-    rounds(Remote(ready.method, ready.federation, make_key(3), courier), ready)
+    transport = Loop(ready, tmp_path)
+    rounds(Remote(ready.method, ready.federation, make_key(3), transport), ready)
     # Of FedMate's parts the extractor does not cross in every round.
     assert len({ready.method.wire(t) for t in range(3)}) > 1
-    assert [client for client, _ in courier.requests] == [client for clients in PARTICIPANTS for client in clients]
-    for (client, request), answer in zip(courier.requests, courier.answers, strict=True):
+    assert [client for client, _ in transport.requests] == [client for clients in PARTICIPANTS for client in clients]
+    for (client, request), answer in zip(transport.requests, transport.answers, strict=True):
         wire = ready.method.wire(request.round)
         assert {path.partition("/")[0] for path in request.download} == set(wire.down), client
         assert {path.partition("/")[0] for path in answer.upload} == set(wire.up)
@@ -149,14 +149,14 @@ def test_a_site_logs_what_leaves(tmp_path: Path) -> None:
     assert logged == {part: sum(up[part] for up in sent) for part in sent[0]}
 
 
-# -------------------- faults
+# -------------------- errors
 
 
-def spoiled(method: str, tmp_path: Path, change: Callable[[int, Answer], Answer | Fault]) -> tuple[RoundResult, Remote]:
+def spoiled(method: str, tmp_path: Path, change: Callable[[int, Answer], Reply]) -> tuple[RoundResult, Remote]:
     ready = built(method)
-    courier = Loop(ready, tmp_path)
-    courier.change = change
-    backend = Remote(ready.method, ready.federation, make_key(3), courier)
+    transport = Loop(ready, tmp_path)
+    transport.change = change
+    backend = Remote(ready.method, ready.federation, make_key(3), transport)
     params, key = ready.method.setup.model.init_params(), fold(make_key(3), "server")
     server = ready.method.init_server(params, CLIENTS, key)
     return backend.run_round(server, Round(0, (0, 1, 3), evaluate=False)), backend
@@ -166,7 +166,7 @@ def with_leaf(path: str, function: Callable[[Tensor], Tensor]) -> Callable[[Answ
     return lambda answer: answer._replace(upload={**answer.upload, path: function(answer.upload[path])})
 
 
-HOSTILE: dict[str, tuple[Callable[[Answer], Answer | Fault], str]] = {
+HOSTILE: dict[str, tuple[Callable[[Answer], Reply], str]] = {
     "NaN": (with_leaf("classifier/bias", lambda leaf: leaf * torch.nan), "`classifier/bias` is not finite"),
     "shape": (with_leaf("classifier/bias", lambda leaf: leaf[:3]), "`classifier/bias` is float64 of shape (3,)"),
     "dtype": (with_leaf("classifier/bias", lambda leaf: leaf.float()), "`classifier/bias` is float32"),
@@ -174,7 +174,7 @@ HOSTILE: dict[str, tuple[Callable[[Answer], Answer | Fault], str]] = {
     "too many": (with_leaf("class_counts", lambda leaf: leaf + 2**62), "`class_counts` is larger than anybody's"),
     "extra": (lambda answer: answer._replace(upload={**answer.upload, "more": torch.ones(1)}), "parts (more)"),
     "missing": (lambda answer: answer._replace(upload={}), "expected parts"),
-    "silence": (lambda _: Fault("no answer in 60 s"), "no answer in 60 s"),
+    "silence": (lambda _: ErrorReply("no answer in 60 s"), "no answer in 60 s"),
     "losses": (lambda answer: answer._replace(metrics={"valid": [1.0]}), ""),
     "not valid": (lambda answer: answer._replace(metrics={**answer.metrics, "valid": [0.0]}), ""),
 }
@@ -197,24 +197,24 @@ def test_what_is_hostile_is_left_out_and_named_and_the_others_count(kind: str, t
 def test_too_few_answers_ask_again_and_then_stop(tmp_path: Path) -> None:
     ready, asked = built("fedavg"), list[int]()
 
-    def change(client: int, answer: Answer) -> Answer | Fault:
+    def change(client: int, answer: Answer) -> Reply:
         asked.append(client)
         # The first time nobody but client 0 is heard; then all are.
-        return answer if client == 0 or len(asked) > 3 else Fault("away")
+        return answer if client == 0 or len(asked) > 3 else ErrorReply("away")
 
-    courier = Loop(ready, tmp_path)
-    courier.change = change
-    backend = Remote(ready.method, ready.federation, make_key(3), courier, min_clients=2)
+    transport = Loop(ready, tmp_path)
+    transport.change = change
+    backend = Remote(ready.method, ready.federation, make_key(3), transport, min_clients=2)
     params = ready.method.setup.model.init_params()
     server = ready.method.init_server(params, CLIENTS, make_key(0))
     found = backend.run_round(server, Round(0, (0, 1, 3), evaluate=False))
     assert sorted(asked) == [0, 1, 1, 3, 3]
     # One of the two has answered: a second attempt need not wait for more than one.
-    assert courier.wanted == [2, 1]
+    assert transport.wanted == [2, 1]
     # Asked twice, sites began from the same state twice.
     expected = Sequential(ready.method, ready.federation, make_key(3)).run_round(server, Round(0, (0, 1, 3), False))
     assert_close(flatten(found.server), flatten(expected.server), rtol=0, atol=0)
-    courier.change = lambda client, answer: Fault("away")
+    transport.change = lambda client, answer: ErrorReply("away")
     wanted = r"3 times, but 0 of 2 clients answered as they should, and `min_clients` is 2 \(client 0: away;"
     with pytest.raises(TooFewError, match=wanted):
         backend.run_round(found.server, Round(1, (0, 1), evaluate=False))
@@ -222,20 +222,20 @@ def test_too_few_answers_ask_again_and_then_stop(tmp_path: Path) -> None:
 
 def test_a_single_site_cannot_bring_views_into_the_record_and_none_need_be_there(tmp_path: Path) -> None:
     ready = built("fedavg")
-    courier = Loop(ready, tmp_path)
-    courier.change = lambda client, answer: (
+    transport = Loop(ready, tmp_path)
+    transport.change = lambda client, answer: (
         answer._replace(metrics={**answer.metrics, "best": answer.metrics["pre"], "global": answer.metrics["pre"]})
         if client == 2 and "pre" in answer.metrics
         else answer
     )
-    backend = Remote(ready.method, ready.federation, make_key(3), courier)
+    backend = Remote(ready.method, ready.federation, make_key(3), transport)
     server = ready.method.init_server(ready.method.setup.model.init_params(), CLIENTS, make_key(0))
     views = backend.view(server, Round(0, (0, 1), evaluate=True))
     assert {"pre", "classifier_tuned"} == views.keys()
     backend.min_clients = 3
     backend.view(server, Round(0, (0, 1), evaluate=True))
-    assert courier.wanted == [1, 3]
-    courier.change = lambda client, answer: Fault("away")
+    assert transport.wanted == [1, 3]
+    transport.change = lambda client, answer: ErrorReply("away")
     (name, silent), *others = backend.view(server, Round(0, (0, 1), evaluate=True)).items()
     assert (name, others) == ("pre", [])
     assert silent.isnan().all()

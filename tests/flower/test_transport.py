@@ -1,4 +1,4 @@
-"""Requests and answers over a grid that is not Flower's: who is found, what is waited for, and what becomes a fault."""
+"""Requests and answers over a grid that is not Flower's: who is found, what is waited for, and what becomes a error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedmate.backends.sequential import Sequential
 from fedmate.core import Tree, flatten, fold, make_key
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import Layer, resolve
-from fedmate.flower import courier as module
-from fedmate.flower.client import answer, introduce
-from fedmate.flower.courier import GridCourier, LostError
+from fedmate.flower import transport as module
+from fedmate.flower.client import Site
+from fedmate.flower.client_app import answer, introduce
+from fedmate.flower.client_state import ClientState
+from fedmate.flower.messages import Answer, ErrorReply, Request
+from fedmate.flower.remote import Remote, TooFewError
+from fedmate.flower.transport import GridTransport, LostError
 from fedmate.flower.wire import Introduction, write_answer, write_introduction
-from fedmate.sites.courier import Answer, Fault, Request
-from fedmate.sites.remote import Remote, TooFewError
-from fedmate.sites.site import Site
-from fedmate.sites.store import SiteStore
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
@@ -126,8 +126,8 @@ def grid(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Grid:
     return Grid(clock)
 
 
-def courier(grid: Grid, **changes: Any) -> GridCourier:
-    return GridCourier(grid, TOKEN, **{"patience": 60.0, **changes})
+def transport(grid: Grid, **changes: Any) -> GridTransport:
+    return GridTransport(grid, TOKEN, **{"patience": 60.0, **changes})
 
 
 def requests(*clients: int, kind: Any = "train") -> dict[int, Request]:
@@ -138,8 +138,8 @@ def requests(*clients: int, kind: Any = "train") -> dict[int, Request]:
 
 
 def test_each_client_gets_its_own_message_and_nodes_are_asked_once(grid: Grid, clock: Clock) -> None:
-    ours, start = courier(grid), clock.now
-    found = ours.deliver(requests(2, 0), 2)
+    ours, start = transport(grid), clock.now
+    found = ours.send(requests(2, 0), 2)
     # Nobody waits for a client that is not asked for.
     assert clock.now == start
     assert list(found) == [2, 0]
@@ -152,37 +152,37 @@ def test_each_client_gets_its_own_message_and_nodes_are_asked_once(grid: Grid, c
     }
     assert all(one.content["download"]["client"].data[0] == client for client, one in asked.items())
     assert {one.metadata.group_id for one in asked.values()} == {"5"}
-    ours.deliver(requests(1, kind="view"), 1)
+    ours.send(requests(1, kind="view"), 1)
     assert grid.types()[5:] == ["evaluate"]
-    assert ours.deliver({}, 1) == {}
+    assert ours.send({}, 1) == {}
 
 
 def test_a_node_that_was_away_is_asked_again_who_it_is(grid: Grid) -> None:
-    ours = courier(grid)
-    ours.deliver(requests(0, 1), 1)
+    ours = transport(grid)
+    ours.send(requests(0, 1), 1)
     del grid.nodes[22]
-    assert ours.deliver(requests(0, 1), 1)[1] == Fault("no node says that it is this client")
+    assert ours.send(requests(0, 1), 1)[1] == ErrorReply("no node says that it is this client")
     grid.nodes[22], grid.sent[:] = 7, []
-    assert isinstance(ours.deliver(requests(0, 1), 1)[1], Fault)
+    assert isinstance(ours.send(requests(0, 1), 1)[1], ErrorReply)
     assert grid.types() == ["query", "train"]
     grid.nodes[44] = 1
-    assert isinstance(ours.deliver(requests(0, 1), 1)[1], Answer)
+    assert isinstance(ours.send(requests(0, 1), 1)[1], Answer)
 
 
 def test_two_that_say_they_are_one_are_both_left_out(grid: Grid) -> None:
     grid.nodes[44] = 1
-    ours = courier(grid)
-    found = ours.deliver(requests(0, 1), 1)
+    ours = transport(grid)
+    found = ours.send(requests(0, 1), 1)
     assert isinstance(found[0], Answer)
-    assert found[1] == Fault("2 nodes say that they are this client")
+    assert found[1] == ErrorReply("2 nodes say that they are this client")
     del grid.nodes[22]
-    assert isinstance(ours.deliver(requests(0, 1), 1)[1], Answer)
+    assert isinstance(ours.send(requests(0, 1), 1)[1], Answer)
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (write_introduction(Fault("`site.toml` does not exist")), "`site.toml` does not exist"),
+        (write_introduction(ErrorReply("`site.toml` does not exist")), "`site.toml` does not exist"),
         (write_introduction(Introduction(1, "0.0.0")), "client 1 runs fedmate 0.0.0, the server "),
         (RecordDict(), "introduction refused, the message does not hold `site`"),
         (Error(2, "ImportError\nTraceback"), "Flower reports: ImportError)"),
@@ -192,34 +192,34 @@ def test_two_that_say_they_are_one_are_both_left_out(grid: Grid) -> None:
 def test_a_node_that_cannot_say_who_it_is_is_asked_again_next_time(
     grid: Grid, said: RecordDict | Error | None, reason: str
 ) -> None:
-    ours, usual = courier(grid), grid.introduce
+    ours, usual = transport(grid), grid.introduce
     grid.introduce = lambda client: said if client == 1 else usual(client)
-    found = ours.deliver(requests(0, 1, 2), 2)
+    found = ours.send(requests(0, 1, 2), 2)
     assert isinstance(found[0], Answer)
-    assert isinstance(found[1], Fault)
+    assert isinstance(found[1], ErrorReply)
     assert found[1].reason.startswith(f"no node says that it is this client (one says: {reason}")
     grid.introduce = usual
-    assert isinstance(ours.deliver(requests(0, 1, 2), 3)[1], Answer)
+    assert isinstance(ours.send(requests(0, 1, 2), 3)[1], Answer)
 
 
 def test_enough_nodes_are_waited_for_and_no_more(grid: Grid, clock: Clock) -> None:
     grid.absent_until = {11: 130.0, 22: 120.0, 33: 1e9}
-    found = courier(grid).deliver(requests(0, 1, 2), 2)
+    found = transport(grid).send(requests(0, 1, 2), 2)
     assert [isinstance(one, Answer) for one in found.values()] == [True, True, False]
     assert 130 <= clock.now < 135
 
 
 def test_in_a_simulation_everybody_is_waited_for(grid: Grid, clock: Clock) -> None:
     grid.absent_until = {33: 130.0}
-    found = courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 1)
+    found = transport(grid, alive=lambda: True).send(requests(0, 1, 2), 1)
     assert all(isinstance(one, Answer) for one in found.values())
     assert 130 <= clock.now < 135
 
 
 def test_patience_with_nodes_that_do_not_come_ends(grid: Grid, clock: Clock) -> None:
     grid.nodes.clear()
-    found = courier(grid).deliver(requests(0, 1), 1)
-    assert set(found.values()) == {Fault("no node says that it is this client")}
+    found = transport(grid).send(requests(0, 1), 1)
+    assert set(found.values()) == {ErrorReply("no node says that it is this client")}
     assert 160 <= clock.now < 165
 
 
@@ -229,19 +229,19 @@ def test_patience_with_nodes_that_do_not_come_ends(grid: Grid, clock: Clock) -> 
 def test_silence_and_errors_are_faults_and_the_others_count(grid: Grid, clock: Clock) -> None:
     odd: dict[int, Any] = {0: None, 1: Error(5, "Node\x1b is unavailable\nTraceback (most recent call last):")}
     grid.reply = lambda client, message: odd.get(client, good(message))
-    found = courier(grid).deliver(requests(0, 1, 2), 3)
-    assert found[0] == Fault("no answer in 60 s")
-    assert found[1] == Fault("Flower reports: Node? is unavailable")
+    found = transport(grid).send(requests(0, 1, 2), 3)
+    assert found[0] == ErrorReply("no answer in 60 s")
+    assert found[1] == ErrorReply("Flower reports: Node? is unavailable")
     assert isinstance(found[2], Answer)
     assert 160 <= clock.now < 165
 
 
 def test_the_next_answer_is_waited_for_not_the_last(grid: Grid, clock: Clock) -> None:
-    """Or many clients on few cores would be late for no fault of theirs."""
-    ours = courier(grid, patience=50.0)
-    ours.deliver(requests(0, 1, 2), 3)
+    """Or many clients on few cores would be late for no error of theirs."""
+    ours = transport(grid, patience=50.0)
+    ours.send(requests(0, 1, 2), 3)
     grid.slow, start = {11: clock.now + 45, 22: clock.now + 90, 33: clock.now + 200}, clock.now
-    found = ours.deliver(requests(0, 1, 2), 3)
+    found = ours.send(requests(0, 1, 2), 3)
     assert [isinstance(one, Answer) for one in found.values()] == [True, True, False]
     assert clock.now - start == pytest.approx(140, abs=3)
     # No message expires while somebody waits for its answer.
@@ -249,11 +249,11 @@ def test_the_next_answer_is_waited_for_not_the_last(grid: Grid, clock: Clock) ->
 
 
 def test_a_message_that_flower_does_not_take_is_a_fault(grid: Grid, clock: Clock) -> None:
-    ours = courier(grid)
-    ours.deliver(requests(0, 1, 2), 3)
+    ours = transport(grid)
+    ours.send(requests(0, 1, 2), 3)
     grid.refused, start = {22}, clock.now
-    found = ours.deliver(requests(0, 1, 2), 3)
-    assert found[1] == Fault("Flower did not take the message")
+    found = ours.send(requests(0, 1, 2), 3)
+    assert found[1] == ErrorReply("Flower did not take the message")
     assert isinstance(found[2], Answer)
     assert clock.now == start
 
@@ -269,8 +269,8 @@ def test_an_answer_to_something_else_is_nobodys(grid: Grid) -> None:
         return replies
 
     grid.pull_messages = pull  # type: ignore[method-assign]
-    found = courier(grid).deliver(requests(0, 1, 2), 3)
-    assert found[1] == Fault("no answer in 60 s")
+    found = transport(grid).send(requests(0, 1, 2), 3)
+    assert found[1] == ErrorReply("no answer in 60 s")
     assert isinstance(found[0], Answer)
 
 
@@ -285,13 +285,13 @@ def test_an_answer_that_flower_cannot_unpack_spoils_nobody_elses(grid: Grid) -> 
         return usual(message_ids)
 
     grid.pull_messages = pull  # type: ignore[method-assign]
-    found = courier(grid).deliver(requests(0, 1, 2), 3)
-    assert found[1] == Fault("answer refused, it cannot be unpacked (ValueError)")
+    found = transport(grid).send(requests(0, 1, 2), 3)
+    assert found[1] == ErrorReply("answer refused, it cannot be unpacked (ValueError)")
     assert [isinstance(found[client], Answer) for client in (0, 2)] == [True, True]
 
 
 def test_a_node_that_comes_back_has_lost_what_it_was_asked(grid: Grid, clock: Clock) -> None:
-    ours = courier(grid, patience=600.0)
+    ours = transport(grid, patience=600.0)
 
     def leave(client: int, message: Message) -> RecordDict | None:
         if message.metadata.dst_node_id != 22:
@@ -300,17 +300,17 @@ def test_a_node_that_comes_back_has_lost_what_it_was_asked(grid: Grid, clock: Cl
         return None
 
     grid.reply = leave
-    found = ours.deliver(requests(0, 1, 2), 3)
-    assert found[1] == Fault("it was away in between, and what it had been asked is lost")
+    found = ours.send(requests(0, 1, 2), 3)
+    assert found[1] == ErrorReply("it was away in between, and what it had been asked is lost")
     assert isinstance(found[2], Answer)
     assert clock.now < 105
     # It may have come back as somebody else.
-    assert ours.deliver(requests(0, 1), 1)[1] == Fault("no node says that it is this client")
+    assert ours.send(requests(0, 1), 1)[1] == ErrorReply("no node says that it is this client")
 
 
 def test_what_was_answered_before_a_node_went_away_counts(grid: Grid, clock: Clock) -> None:
-    ours = courier(grid)
-    ours.deliver(requests(0, 1, 2), 3)
+    ours = transport(grid)
+    ours.send(requests(0, 1, 2), 3)
     grid.slow = {22: clock.now + 5}
     present = grid.get_nodes
 
@@ -320,19 +320,19 @@ def test_what_was_answered_before_a_node_went_away_counts(grid: Grid, clock: Clo
         return present()
 
     grid.get_nodes = get_nodes  # type: ignore[method-assign]
-    assert isinstance(ours.deliver(requests(0, 1, 2), 3)[1], Answer)
+    assert isinstance(ours.send(requests(0, 1, 2), 3)[1], Answer)
 
 
 def test_a_node_that_is_busy_is_waited_for_until_it_says_who_it_is(grid: Grid, clock: Clock) -> None:
     grid.slow = {22: clock.now + 120}
-    found = courier(grid, patience=600.0).deliver(requests(0, 1, 2), 2)
+    found = transport(grid, patience=600.0).send(requests(0, 1, 2), 2)
     assert isinstance(found[1], Answer)
     assert clock.now < 225
 
 
 def test_a_node_that_is_not_needed_is_waited_for_a_little_only(grid: Grid, clock: Clock) -> None:
     grid.nodes[44], grid.slow = 9, {44: 1e9}
-    found = courier(grid, patience=600.0).deliver(requests(0, 1, 2), 3)
+    found = transport(grid, patience=600.0).send(requests(0, 1, 2), 3)
     assert all(isinstance(one, Answer) for one in found.values())
     assert 160 <= clock.now < 165
 
@@ -345,25 +345,25 @@ def test_an_error_in_a_simulation_ends_it(grid: Grid) -> None:
         odd = {2: Error(0, f"<class 'ray.exceptions.{raised}")}
         grid.reply = partial(lambda odd, client, message: odd.get(client, good(message)), odd)
         with pytest.raises(LostError) as lost:
-            courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
+            transport(grid, alive=lambda: True).send(requests(0, 1, 2), 3)
         assert str(lost.value) == f"a worker process of the simulation has died or failed ({cause})"
     # That no worker is left for a message says less than why.
     pool, died = "<class 'IndexError'>:<'pop from empty list'>", "<class 'ray.exceptions.ActorDiedError'>:<'It died.'>"
     for reasons, cause in (([pool, died, pool], "ray.exceptions.ActorDiedError: It died."), ([pool] * 3, pool[8:18])):
         grid.reply = partial(lambda reasons, client, message: Error(0, reasons[client]), reasons)
         with pytest.raises(LostError, match=re.escape(f"({cause}")):
-            courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
-    # A client's own fault does not.
-    grid.reply = lambda client, message: write_answer(Fault("ValueError: odd")) if client == 2 else good(message)
-    found = courier(grid, alive=lambda: True).deliver(requests(0, 1, 2), 3)
-    assert found[2] == Fault("ValueError: odd")
+            transport(grid, alive=lambda: True).send(requests(0, 1, 2), 3)
+    # A client's own error does not.
+    grid.reply = lambda client, message: write_answer(ErrorReply("ValueError: odd")) if client == 2 else good(message)
+    found = transport(grid, alive=lambda: True).send(requests(0, 1, 2), 3)
+    assert found[2] == ErrorReply("ValueError: odd")
     assert isinstance(found[1], Answer)
 
 
 def test_a_simulation_that_ended_is_not_waited_for(grid: Grid, clock: Clock) -> None:
     grid.reply = lambda client, message: None
     with pytest.raises(LostError, match="the simulation has ended by itself"):
-        courier(grid, alive=lambda: clock.now < 105).deliver(requests(0), 1)
+        transport(grid, alive=lambda: clock.now < 105).send(requests(0), 1)
     assert clock.now < 106
 
 
@@ -375,14 +375,14 @@ def test_a_grid_that_fails_is_lost(grid: Grid, call: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(grid, call, fail)
     with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
-        courier(grid).deliver(requests(0), 1)
+        transport(grid).send(requests(0), 1)
 
 
 def test_answers_that_a_lost_grid_does_not_bring_are_no_faults_of_their_nodes(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = courier(grid)
-    ours.deliver(requests(0), 1)
+    ours = transport(grid)
+    ours.send(requests(0), 1)
 
     def fail(*_: object) -> None:
         raise OSError("All connection attempts failed")
@@ -393,7 +393,7 @@ def test_answers_that_a_lost_grid_does_not_bring_are_no_faults_of_their_nodes(
 
     monkeypatch.setattr(grid, "pull_messages", last)
     with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
-        ours.deliver(requests(0), 1)
+        ours.send(requests(0), 1)
 
 
 # -------------------- a whole round over the grid
@@ -419,7 +419,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, RecordDic
     ready, folder, known = built(), tmp_path_factory.mktemp("sites"), dict[int, RecordDict]()
 
     def site(client: int) -> Site:
-        federation, store = ready.federation, SiteStore(folder, TOKEN, client)
+        federation, store = ready.federation, ClientState(folder, TOKEN, client)
         return Site(client, 3, ready.method, federation.clients[client], federation.test, make_key(0), store, str)
 
     def reply(client: int, content: RecordDict) -> RecordDict:
@@ -442,7 +442,7 @@ def a_round(
             return change(content) if client == 1 else content
 
         grid.reply, ready = reply, built()
-        remote = Remote(ready.method, ready.federation, make_key(0), courier(grid), min_clients=min_clients)
+        remote = Remote(ready.method, ready.federation, make_key(0), transport(grid), min_clients=min_clients)
         return remote.run_round(server(), Round(0, (0, 1, 2), evaluate=False)), remote.reasons
 
     return run
@@ -506,7 +506,7 @@ HOSTILE: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
         lambda content: RecordDict({**content, "metrics": MetricRecord({"losses": [1.0], "valid": [1.0]})}),
         "not finite",
     ),
-    "a fault": (lambda content: write_answer(Fault("OSError: disk full")), "OSError: disk full"),
+    "a error": (lambda content: write_answer(ErrorReply("OSError: disk full")), "OSError: disk full"),
 }
 
 
@@ -524,5 +524,5 @@ def test_what_is_hostile_is_left_out_and_named_and_the_others_count(
 
 def test_too_few_answers_end_a_round(grid: Grid, a_round: Callable[..., tuple[RoundResult, dict[int, str]]]) -> None:
     with pytest.raises(TooFewError, match="client 1: no reason at all"):
-        a_round(lambda content: write_answer(Fault("no reason at all")), min_clients=3)
+        a_round(lambda content: write_answer(ErrorReply("no reason at all")), min_clients=3)
     assert grid.types().count("train") == 5

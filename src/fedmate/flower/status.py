@@ -12,8 +12,8 @@ from fedmate.core.serialise import DamagedError, unpack
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record, whole_lines
-from fedmate.sites.site import moment
-from fedmate.sites.store import AUDIT
+from fedmate.flower.client import moment
+from fedmate.flower.client_state import AUDIT
 
 
 class SiteStatus(NamedTuple):

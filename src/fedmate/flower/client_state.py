@@ -23,7 +23,7 @@ from fedmate import storage
 from fedmate.core import Tree
 from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
 from fedmate.errors import UserError
-from fedmate.sites.courier import TellableError
+from fedmate.flower.messages import PublicError
 
 SITES = "sites"
 """The folder inside a run's where virtual clients keep their states."""
@@ -44,12 +44,12 @@ def make_private(state: Path) -> None:
         raise UserError(f"`state` cannot be made ({error.strerror}); name a folder that may be written to.") from None
 
 
-class AheadError(TellableError):
+class AheadError(PublicError):
     """A site that has gone on further than the server that asks."""
 
 
 @final
-class SiteStore:
+class ClientState:
     """The folder of one client in one experiment.
 
     Args:

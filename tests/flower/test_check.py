@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from fedmate import cli
-from fedmate.deploy import certificates, keys
-from fedmate.deploy.check import Link, Point, check
+from fedmate.flower import certificates, keys
+from fedmate.flower.check import Link, Point, check
 
 pytest.importorskip("flwr")
 
@@ -167,7 +167,7 @@ def test_a_certificate_that_ends_soon_is_spoken_of(
     superlink: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=344, minutes=-5)
-    monkeypatch.setattr("fedmate.deploy.check.now", lambda: later)
+    monkeypatch.setattr("fedmate.flower.check.now", lambda: later)
     found = points(Link(superlink, folder / "ca.crt"))["superlink"]
     assert found.is_fine
     assert "21 days: the server needs another one soon" in found.told

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.flower.settings import experiment_of, parse_assignments, request_of
+from fedmate.flower.run_config import experiment_of, parse_assignments, request_of
 
 APP = Path(__file__).parents[2] / "flower"
 

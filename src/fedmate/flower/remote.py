@@ -1,4 +1,4 @@
-"""The back end whose clients live elsewhere: it asks them through a courier, and admits what they answer."""
+"""The back end whose clients live elsewhere: it asks them through a transport, and admits what they answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedmate.backends.validation import NotFiniteError, RefusedError, validate_u
 from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
 from fedmate.core.hollow import hollow_update
 from fedmate.errors import StoppedError
-from fedmate.sites.courier import Answer, Courier, Fault, Kind, Request
+from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, Transport
 
 RESERVED = ("losses", "valid", "post", "global")
 """Names of metrics that are no views after a broadcast."""
@@ -57,7 +57,7 @@ class Remote(Backend):
 
     Args:
         method, federation, key, precision: as for every back end; of clients' samples only a shape is looked at.
-        courier: who brings requests and answers.
+        transport: who brings requests and answers.
         min_clients: how many must answer for a round to count.
     """
 
@@ -68,14 +68,14 @@ class Remote(Backend):
         method: Method,
         federation: Federation,
         key: Tensor,
-        courier: Courier,
+        transport: Transport,
         *,
         min_clients: int = 1,
         precision: Precision = "strict",
     ) -> None:
         """Remember whom to ask."""
         super().__init__(method, federation, key, precision=precision)
-        self.courier, self.min_clients = courier, min_clients
+        self.transport, self.min_clients = transport, min_clients
         self._like: Tree | None = None
 
     @classmethod
@@ -132,22 +132,22 @@ class Remote(Backend):
         """Newcomers are met by `fedmate adapt`, at their own site."""
         return {}
 
-    def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree], wanted: int) -> dict[int, Answer | Fault]:
-        answers = self.courier.deliver(
+    def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree], wanted: int) -> dict[int, Reply]:
+        answers = self.transport.send(
             {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}, wanted
         )
         for i, answer in sorted(answers.items()):
-            if isinstance(answer, Fault) and kind == "train":
+            if isinstance(answer, ErrorReply) and kind == "train":
                 self.reasons[i] = answer.reason
-            elif isinstance(answer, Fault):
+            elif isinstance(answer, ErrorReply):
                 self.notes.append(f"round {task.number + 1}: not evaluated, {answer.reason}: client {i}")
         return answers
 
-    def _hear(self, server: Tree, task: Round, client: int, answer: Answer | Fault) -> _Heard:
+    def _hear(self, server: Tree, task: Round, client: int, answer: Reply) -> _Heard:
         like = self._upload_like(server, task.number)
         silent = torch.full((2,), math.nan, dtype=torch.float64)
         nothing = _Heard(like, silent, answered=False, valid=False, post=self._accuracies(None), sent={})
-        if isinstance(answer, Fault):
+        if isinstance(answer, ErrorReply):
             return nothing
         losses, valid = answer.metrics.get("losses", []), answer.metrics.get("valid", [])
         upload, sound = like, False

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from fedmate.core import Tree
 from fedmate.core.serialise import pack
 from fedmate.errors import UserError
-from fedmate.sites.store import AheadError, SiteStore
+from fedmate.flower.client_state import AheadError, ClientState
 from fedmate.storage import BusyError
 
 EXPERIMENT = "0123456789abcdef" * 4
@@ -22,24 +22,24 @@ def state(value: float) -> Tree:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SiteStore:
-    return SiteStore(tmp_path, EXPERIMENT, 4)
+def store(tmp_path: Path) -> ClientState:
+    return ClientState(tmp_path, EXPERIMENT, 4)
 
 
-def test_a_client_begins_with_its_initial_state(store: SiteStore) -> None:
+def test_a_client_begins_with_its_initial_state(store: ClientState) -> None:
     assert_close(store.begin(0, state(0)), state(0))
 
 
-def test_a_later_round_goes_on_from_the_state_after_the_last(store: SiteStore, tmp_path: Path) -> None:
+def test_a_later_round_goes_on_from_the_state_after_the_last(store: ClientState, tmp_path: Path) -> None:
     store.keep(0, state(0), state(1))
-    again = SiteStore(tmp_path, EXPERIMENT, 4)
+    again = ClientState(tmp_path, EXPERIMENT, 4)
     for later in (1, 7):
         found = again.begin(later, state(0))
         assert_close(found, state(1))
     assert found["empty"] == {}
 
 
-def test_a_message_that_comes_again_starts_where_it_did_before(store: SiteStore) -> None:
+def test_a_message_that_comes_again_starts_where_it_did_before(store: ClientState) -> None:
     store.keep(3, state(3), state(4))
     for _ in range(2):
         found = store.begin(3, state(0))
@@ -48,19 +48,19 @@ def test_a_message_that_comes_again_starts_where_it_did_before(store: SiteStore)
     assert_close(store.begin(4, state(0)), state(4))
 
 
-def test_a_server_that_went_back_further_is_told(store: SiteStore) -> None:
+def test_a_server_that_went_back_further_is_told(store: ClientState) -> None:
     store.keep(5, state(5), state(6))
     with pytest.raises(AheadError, match="client 4 is asked for round 5, but has done round 6"):
         store.begin(4, state(0))
 
 
-def test_experiments_and_clients_do_not_meet(store: SiteStore, tmp_path: Path) -> None:
+def test_experiments_and_clients_do_not_meet(store: ClientState, tmp_path: Path) -> None:
     store.keep(0, state(0), state(1))
-    assert_close(SiteStore(tmp_path, EXPERIMENT, 5).begin(1, state(0)), state(0))
-    assert_close(SiteStore(tmp_path, "f" * 64, 4).begin(1, state(0)), state(0))
+    assert_close(ClientState(tmp_path, EXPERIMENT, 5).begin(1, state(0)), state(0))
+    assert_close(ClientState(tmp_path, "f" * 64, 4).begin(1, state(0)), state(0))
     # Two experiments whose digests begin alike share a folder, but not a state.
     with pytest.raises(UserError, match="that of another client"):
-        SiteStore(tmp_path, EXPERIMENT[:-1] + "0", 4).begin(1, state(0))
+        ClientState(tmp_path, EXPERIMENT[:-1] + "0", 4).begin(1, state(0))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_experiments_and_clients_do_not_meet(store: SiteStore, tmp_path: Path) -
         lambda data: pack({"before": state(0), "after": state(0)}, {"experiment": EXPERIMENT, "partition": 4}),
     ],
 )
-def test_a_damaged_state_is_refused_and_left_alone(store: SiteStore, damage: object) -> None:
+def test_a_damaged_state_is_refused_and_left_alone(store: ClientState, damage: object) -> None:
     store.keep(0, state(0), state(1))
     path = store.folder / "state.safetensors"
     assert callable(damage)
@@ -84,13 +84,13 @@ def test_a_damaged_state_is_refused_and_left_alone(store: SiteStore, damage: obj
     assert path.read_bytes() == damaged
 
 
-def test_another_network_is_refused(store: SiteStore) -> None:
+def test_another_network_is_refused(store: ClientState) -> None:
     store.keep(0, state(0), state(1))
     with pytest.raises(UserError, match="classifier/weight"):
         store.begin(1, {**state(0), "classifier": {"weight": torch.zeros(4, 4)}})
 
 
-def test_an_attempt_that_fails_leaves_what_was_there(store: SiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_fails_leaves_what_was_there(store: ClientState, monkeypatch: pytest.MonkeyPatch) -> None:
     store.keep(0, state(0), state(1))
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -99,14 +99,14 @@ def test_an_attempt_that_fails_leaves_what_was_there(store: SiteStore, monkeypat
     assert sorted(path.name for path in store.folder.iterdir()) == ["state.safetensors"]
 
 
-def test_one_process_at_a_time(store: SiteStore) -> None:
+def test_one_process_at_a_time(store: ClientState) -> None:
     with store.claim(), pytest.raises(BusyError):
         store.claim()
     with store.claim():
         pass
 
 
-def test_the_log_says_what_left_and_when(store: SiteStore) -> None:
+def test_the_log_says_what_left_and_when(store: ClientState) -> None:
     store.log("2026-11-16T04:00:00Z", 0, {"extractor": 425600, "classifier": 5160})
     store.log("2026-11-16T04:01:00Z", 1, {"classifier": 5160})
     assert (store.folder / "audit.csv").read_text().splitlines() == [
@@ -120,11 +120,11 @@ def test_the_log_says_what_left_and_when(store: SiteStore) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):
-        SiteStore(tmp_path / "file", EXPERIMENT, 0)
+        ClientState(tmp_path / "file", EXPERIMENT, 0)
 
 
 def test_a_line_of_the_log_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
-    store = SiteStore(tmp_path, "ab" * 16, 3)
+    store = ClientState(tmp_path, "ab" * 16, 3)
     store.log("then", 0, {"classifier": 40})
     path = store.folder / "audit.csv"
     path.write_bytes(path.read_bytes()[:-4])

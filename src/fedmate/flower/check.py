@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedmate.core import ClientData
-from fedmate.deploy.certificates import need_cryptography, now, read_key
 from fedmate.errors import FedmateError
 from fedmate.experiment.config import Experiment, load_file, resolve
+from fedmate.flower.certificates import need_cryptography, now, read_key
 from fedmate.flower.probe import is_registered, reach
-from fedmate.sites.local import SiteFile, load_data, read_site
+from fedmate.flower.site_data import SiteFile, load_data, read_site
 
 SOON = 30
 """Days before its end from which a certificate is spoken of."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedmate import storage
-from fedmate.deploy import certificates
 from fedmate.errors import UserError
+from fedmate.flower import certificates
 
 if TYPE_CHECKING:
     from cryptography import x509
