@@ -232,15 +232,6 @@ def test_a_partition_that_does_not_fit_is_refused(assignments: list[str], fragme
     assert "\n" not in sentence
 
 
-def test_steps_that_are_not_compiled_are_pointed_out() -> None:
-    settings = ("compile=true", "training.batch_size=40")
-    (note,) = built(*settings, "backend=vectorised").notes
-    assert "kernels fuse this network already" in note
-    (note,) = built(*settings, "backend=sequential").notes
-    assert "only the back end `vectorised` compiles steps" in note
-    assert built(*settings, "backend=sequential").backend.notes == []
-
-
 def test_a_precision_that_a_cpu_does_not_have_is_pointed_out() -> None:
     assert built("training.batch_size=40", "precision=strict").notes == []
     (note,) = built("training.batch_size=40", "precision=bf16").notes

@@ -83,7 +83,6 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "precision": "tf32",
         "min_clients": 1,
         "patience": 600.0,
-        "compile": False,
     }
     assert asdict(experiment.training) == {
         "batch_size": 50,

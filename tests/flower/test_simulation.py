@@ -366,7 +366,7 @@ def test_a_run_that_went_on_does_not_get_another_identity(tmp_path: Path) -> Non
 
 
 def flower(built: Built) -> Flower:
-    return Flower(built.method, built.federation, torch.tensor(3), chunk_size=2, precision="tf32", compile=True)
+    return Flower(built.method, built.federation, torch.tensor(3), chunk_size=2, precision="tf32")
 
 
 def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     backend = flower(built)
     assert (backend.min_clients, backend.patience, backend.given) == (1, 600.0, NOTHING)
-    assert [note.partition(" is set")[0] for note in backend.notes] == ["`chunk_size`", "`compile`"]
+    assert [note.partition(" is set")[0] for note in backend.notes] == ["`chunk_size`"]
     backend.min_clients, backend.patience = 3, 5.0
 
     def reach(work: Work) -> AbstractContextManager[Transport]:

@@ -155,7 +155,6 @@ class Backend(ABC):
         key: the experiment's randomness.
         chunk_size: the most clients at once, to bound memory; all of them if `None`.
         precision: of products on a GPU.
-        compile: whether training steps go through `torch.compile`, where a back end can do that.
 
     Attributes:
         notes: sentences for the user, until somebody tells them.
@@ -173,12 +172,10 @@ class Backend(ABC):
         *,
         chunk_size: int | None = None,
         precision: Precision = "strict",
-        compile: bool = False,
     ) -> None:
         """Remember what to run."""
         self.chunk_size = chunk_size
         self.precision: Precision = precision
-        self.compile = compile
         self.notes: list[str] = []
         self.reasons: dict[int, str] = {}
         self.method = method

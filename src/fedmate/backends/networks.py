@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,14 +19,7 @@ LIKENESS = {"strict": 1e-3, "tf32": 0.05, "bf16": 0.2}
 SAMPLES = 32
 
 
-class Accelerated(NamedTuple):
-    """A method whose network is computed as a device likes it, and whether blocks of it are fused."""
-
-    method: Method
-    fused: bool
-
-
-def accelerate(method: Method, federation: Federation, precision: Precision, say: Callable[[str], None]) -> Accelerated:
+def accelerate(method: Method, federation: Federation, precision: Precision, say: Callable[[str], None]) -> Method:
     """Return the method with its network computed as the device of the federation likes it for many clients at once.
 
     Args:
@@ -47,7 +39,7 @@ def accelerate(method: Method, federation: Federation, precision: Precision, say
         kernels = _triton_kernels(say)
     data = federation.clients[0].map(lambda leaf: leaf[:SAMPLES])
     faster = computed_with(model, kernels, data, precision, say)
-    return Accelerated(replace(method, setup=replace(method.setup, model=faster)), fused=has_blocks(faster))
+    return replace(method, setup=replace(method.setup, model=faster))
 
 
 def computed_with(

@@ -42,7 +42,7 @@ class Sequential(Backend):
     """A plain loop over clients.
 
     Args:
-        method, federation, key, chunk_size, precision, compile: as for every back end; nothing is compiled here.
+        method, federation, key, chunk_size, precision: as for every back end.
         workers: how many clients to train side by side; as many as there are cores on a CPU, one on a GPU, and no more
             than `chunk_size`.
     """
@@ -55,19 +55,16 @@ class Sequential(Backend):
         *,
         chunk_size: int | None = None,
         precision: Precision = "strict",
-        compile: bool = False,
         workers: int | None = None,
     ) -> None:
         """Choose the number of workers and give every client its initial state."""
-        super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision, compile=compile)
+        super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision)
         on_gpu = federation.test.y.device.type != "cpu"
         wanted = workers or (1 if on_gpu else available_cores())
         self.workers = min(wanted, chunk_size or wanted)
         # One pool for the whole run: a model keeps a copy of its modules for every thread it meets.
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self._states = tuple(self.initial_clients())
-        if self.compile:
-            self.notes.append("`compile` is set, but only the back end `vectorised` compiles steps.")
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:

@@ -7,7 +7,6 @@ federation fast, on a CPU it pays for small models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple, final, overload
 
 import torch
@@ -17,7 +16,6 @@ from torch.func import vmap
 from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
 from fedmate.backends.capture import Replays, scalar, tape_for
 from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
-from fedmate.backends.compiled import CompiledSteps
 from fedmate.backends.networks import accelerate
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.backends.sequential import Sequential
@@ -36,7 +34,6 @@ from fedmate.core import (
     tree_map,
     unstack,
 )
-from fedmate.core.local import steps_taken_by
 
 ALIKE: dict[Precision, float] = {"strict": 0.01, "tf32": 0.1, "bf16": 0.3}
 """How far a trial round may lie from the loop's, relative to how far a round goes: rounding lets other pixels win."""
@@ -63,7 +60,7 @@ class Vectorised(Backend):
     On a GPU its network runs through kernels of our own where they fit, and rounds that come back are captured.
 
     Args:
-        method, federation, key, chunk_size, precision, compile: as for every back end.
+        method, federation, key, chunk_size, precision: as for every back end.
     """
 
     def __init__(
@@ -74,14 +71,10 @@ class Vectorised(Backend):
         *,
         chunk_size: int | None = None,
         precision: Precision = "strict",
-        compile: bool = False,
     ) -> None:
         """Stack the clients' data and initial states."""
-        super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision, compile=compile)
-        self.method, fused = accelerate(method, federation, precision, self.notes.append)
-        self._steps = CompiledSteps(torch.compile, self.notes.append) if self.compile and not fused else None
-        if self.compile and fused:
-            self.notes.append("`compile` is set, but kernels fuse this network already: its steps are not compiled.")
+        super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision)
+        self.method = accelerate(method, federation, precision, self.notes.append)
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)
         self._replays = Replays(tape_for(key.device), self.notes.append)
@@ -134,12 +127,9 @@ class Vectorised(Backend):
         def compute(inputs: Tree) -> Tree:
             self._moment, self._stack = inputs["moment"], inputs["clients"]
             try:
-                with nullcontext() if self._steps is None else steps_taken_by(self._steps):
-                    outcome, self._messages[structure] = super(Vectorised, self).advance(inputs["server"], task)
+                outcome, self._messages[structure] = super(Vectorised, self).advance(inputs["server"], task)
             finally:
                 self._moment = None
-                if self._steps is not None:
-                    self._steps.forget()
             return {"outcome": outcome._asdict(), "clients": self._stack}
 
         moment = {"participants": self.participants(task), "round": scalar(task.number, self.key)}

@@ -96,7 +96,6 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
         key,
         chunk_size=general.chunk_size,
         precision=general.precision,
-        compile=general.compile,
     )
     if isinstance(backend, Flower):
         backend.min_clients, backend.patience, backend.given = general.min_clients, general.patience, given

@@ -62,7 +62,6 @@ class General:
     patience: float = option(
         600.0, "seconds to wait for the next answer, where clients live elsewhere", Limits(above=0)
     )
-    compile: bool = option(False, "let torch.compile fuse a GPU's training steps: for long runs without fused kernels")
 
 
 @dataclass(frozen=True)

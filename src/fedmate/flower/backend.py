@@ -80,7 +80,6 @@ class Flower(Remote):
         *,
         chunk_size: int | None = None,
         precision: Precision = "strict",
-        compile: bool = False,
     ) -> None:
         """Remember what to do, or raise `UserError` without Flower; nothing is started before `at_work`."""
         need_flower()
@@ -88,9 +87,8 @@ class Flower(Remote):
         self.patience = 600.0
         self.given = NOTHING
         self.reach: Reach = simulated
-        for name, value in (("chunk_size", chunk_size), ("compile", compile)):
-            if value:
-                self.notes.append(f"`{name}` is set, but each client is a process of its own on the back end `flower`.")
+        if chunk_size:
+            self.notes.append("`chunk_size` is set, but each client is a process of its own on the back end `flower`.")
 
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:

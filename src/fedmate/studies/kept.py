@@ -220,7 +220,8 @@ def digest_of(config: Mapping[str, Any]) -> str:
     # An option that came later is not said where it is set to what runs did before it.
     said = {
         key: value
-        for key, value in flat(config).items()
+        # The published names are of runs whose files had `compile`, an option that is gone.
+        for key, value in flat({"compile": False, **config}).items()
         if key not in ELSEWHERE and not (key in usual and usual[key] == value)
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
