@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedmate.data.arrays import Pool, Sites
     from fedmate.errors import DivergedError, FedmateError, NoteWarning, UserError
     from fedmate.experiment.adapt import Adaptation
-    from fedmate.experiment.portable import PortableModel, Predictions
+    from fedmate.experiment.predict import PortableModel, Predictions
     from fedmate.experiment.record import Record
 
 __version__ = "0.1.0"
@@ -49,8 +49,8 @@ _PLACES = {
     "FedmateError": "fedmate.errors",
     "NoteWarning": "fedmate.errors",
     "Pool": "fedmate.data.arrays",
-    "PortableModel": "fedmate.experiment.portable",
-    "Predictions": "fedmate.experiment.portable",
+    "PortableModel": "fedmate.experiment.predict",
+    "Predictions": "fedmate.experiment.predict",
     "Record": "fedmate.experiment.record",
     "Sites": "fedmate.data.arrays",
     "UserError": "fedmate.errors",

@@ -15,14 +15,14 @@ from torch import nn
 from fedmate.data.arrays import ArrayLike, Pool, Sites
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment import adapt as adapting
-from fedmate.experiment import portable
+from fedmate.experiment import predict as predicting
 from fedmate.experiment.adapt import Adaptation
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import Layer, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import Job, resumed, run_jobs, started
-from fedmate.experiment.portable import PortableModel, Predictions, check_target
+from fedmate.experiment.predict import PortableModel, Predictions, check_target
 from fedmate.experiment.priors import Wanted
 from fedmate.experiment.record import Record, runs_of
 from fedmate.progress import Display
@@ -193,10 +193,10 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
         >>> folder = tempfile.mkdtemp()
         >>> _ = run(method="local", set={"rounds": 1, "partition.clients": 2}, out=folder + "/run")
         >>> _ = export(folder + "/run", client=0, to=folder + "/model.safetensors")
-        >>> load_model(folder + "/model.safetensors").card.input_shape
+        >>> load_model(folder + "/model.safetensors").signature.input_shape
         (1, 8, 8)
     """
-    return portable.load_model(_path("path", path, FILE), model)
+    return predicting.load_model(_path("path", path, FILE), model)
 
 
 def predict(
@@ -222,7 +222,7 @@ def predict(
         (2, (2, 10))
     """
     if not isinstance(model, PortableModel):
-        model = portable.load_model(_path("model", model, "what `fedmate.export` gave, or the path of its file"))
+        model = predicting.load_model(_path("model", model, "what `fedmate.export` gave, or the path of its file"))
     return model.predict(x, prior)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-from fedmate.errors import FedmateError
+from fedmate.errors import FedmateError, UserError
 
 SHOWN = 40
 """How many characters of a name a temporary name shows: each may take four of the 255 bytes that a name has."""
@@ -235,3 +235,20 @@ else:
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def check_new(path: Path) -> None:
+    """Raise `UserError` unless `path` names a file that does not exist in a folder that does."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"`{path}` exists already and is not overwritten; choose another name.")
+    if not path.parent.is_dir():
+        raise UserError(f"`{path}` lies in the folder `{path.parent}`, which does not exist; make it first.")
+
+
+def write_for_user(path: Path, data: bytes) -> None:
+    """Write a new file, or raise `UserError`."""
+    try:
+        write_new(path, data)
+    except OSError as error:
+        check_new(path)
+        raise UserError(f"`{path}` cannot be written ({error.strerror}); choose another place.") from None

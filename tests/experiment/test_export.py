@@ -29,7 +29,7 @@ from fedmate.experiment.config import nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import started, stored_experiment
-from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.experiment.predict import PortableModel, load_model
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored
 from fedmate.experiment.run import Observer, run
@@ -142,7 +142,11 @@ def test_it_says_what_it_is(finished: Runs) -> None:
         "fedmate": fedmate.__version__,
     }
     assert model.architecture == {"name": "digits_cnn", "options": {"buffers": "shared", "width": 16}}
-    assert (model.card.input_shape, model.card.class_names[-1], model.card.dtype) == ((1, 8, 8), "9", "float64")
+    assert (model.signature.input_shape, model.signature.class_names[-1], model.signature.dtype) == (
+        (1, 8, 8),
+        "9",
+        "float64",
+    )
     assert repr(model) == "PortableModel(digits_cnn: fedper on few, client 3, round 3)"
     assert not model.module.training
     assert export_model(finished("fedavg"), None).origin["client"] == "global"

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.card import Card
 from fedmate.experiment.newcomer import Newcomer, number_labels, read_newcomer
+from fedmate.experiment.signature import Signature
 
-CARD = Card((2, 3), ("ant", "bee", "cat"), Normalisation((1.0,), (2.0,)), "float32")
-DIGITS = Card((2,), tuple("0123456789"), Normalisation(), "float32")
+SIGNATURE = Signature((2, 3), ("ant", "bee", "cat"), Normalisation((1.0,), (2.0,)), "float32")
+DIGITS = Signature((2,), tuple("0123456789"), Normalisation(), "float32")
 X = np.arange(60.0).reshape(10, 2, 3)
 Y = np.array([0, 1, 2, 0, 1, 0, 1, 0, 2, 2])
-NAMES = np.array(CARD.class_names)[Y]
+NAMES = np.array(SIGNATURE.class_names)[Y]
 TEST_X, TEST_Y = X[:4] + 0.5, Y[:4]
 
 
@@ -39,9 +39,9 @@ def write_npz(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def refused(data: Pool | Path, card: Card = CARD) -> str:
+def refused(data: Pool | Path, signature: Signature = SIGNATURE) -> str:
     with pytest.raises(UserError) as caught:
-        read_newcomer(data, card, 0)
+        read_newcomer(data, signature, 0)
     sentence = str(caught.value)
     assert sentence.startswith("`")
     assert "; " in sentence
@@ -88,7 +88,7 @@ WAYS: dict[str, Callable[[Path], Pool | Path]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_same_newcomer(tmp_path: Path, way: str) -> None:
-    found, expected = read_newcomer(WAYS[way](tmp_path), CARD, 3), read_newcomer(Pool(X, Y), CARD, 3)
+    found, expected = read_newcomer(WAYS[way](tmp_path), SIGNATURE, 3), read_newcomer(Pool(X, Y), SIGNATURE, 3)
     assert equal(found, expected)
     assert found.held_back
     assert found.train.x.shape[1:] == found.test.x.shape[1:] == (2, 3)
@@ -102,7 +102,7 @@ def test_a_test_part_is_taken_as_it_is(tmp_path: Path) -> None:
         write_npz(tmp_path / "b.npz", x=X, y=Y, test_x=TEST_X.reshape(4, 6), test_y=NAMES[:4]),
     ]
     for data in ways:
-        found = read_newcomer(data, CARD, 0)
+        found = read_newcomer(data, SIGNATURE, 0)
         assert not found.held_back
         np.testing.assert_array_equal(found.train.x, X)
         np.testing.assert_array_equal(found.test.x, TEST_X)
@@ -142,16 +142,16 @@ def test_names_win_where_all_labels_are_names() -> None:
 )
 def test_labels_the_run_does_not_know_are_refused(labels: list[Any], sentence: str) -> None:
     with pytest.raises(UserError) as caught:
-        number_labels("y", np.array(labels), CARD.class_names)
+        number_labels("y", np.array(labels), SIGNATURE.class_names)
     assert str(caught.value).startswith(sentence)
 
 
 def test_a_pools_labels_are_the_runs_numbers_unless_its_classes_have_names() -> None:
-    card = Card((2,), ("3", "2", "1"), Normalisation(), "float32")
+    signature = Signature((2,), ("3", "2", "1"), Normalisation(), "float32")
     x, y = np.zeros((4, 2)), [1, 2, 1, 2]
-    assert read_newcomer(Pool(x, y, x, y), card, 0).train.y.tolist() == y
+    assert read_newcomer(Pool(x, y, x, y), signature, 0).train.y.tolist() == y
     named = Pool(x, y, x, y, class_names=["x", "1", "2"])
-    assert read_newcomer(named, card, 0).train.y.tolist() == [2, 1, 2, 1]
+    assert read_newcomer(named, signature, 0).train.y.tolist() == [2, 1, 2, 1]
 
 
 # What is held back.
@@ -182,8 +182,8 @@ def test_a_fifth_of_each_class_is_held_back_as_nearly_as_can_be(labels: list[int
 
 def test_what_is_held_back_is_a_function_of_the_seed() -> None:
     pool = Pool(np.arange(200.0).reshape(100, 2), [0, 1] * 50)
-    card = Card((2,), ("a", "b"), Normalisation(), "float32")
-    one, again, other = (read_newcomer(pool, card, seed) for seed in (0, 0, 1))
+    signature = Signature((2,), ("a", "b"), Normalisation(), "float32")
+    one, again, other = (read_newcomer(pool, signature, seed) for seed in (0, 0, 1))
     assert equal(one, again)
     assert not equal(one, other)
 
@@ -204,7 +204,7 @@ def test_too_few_samples_to_hold_some_back_are_refused(tmp_path: Path, labels: l
 
 def test_one_sample_is_enough_beside_a_test_part(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "one.npz", train_x=X[0], train_y=2, test_x=X, test_y=Y)
-    found = read_newcomer(path, CARD, 0)
+    found = read_newcomer(path, SIGNATURE, 0)
     assert (found.train.x.shape, found.train.y.tolist()) == ((1, 2, 3), [2])
 
 
@@ -274,9 +274,9 @@ def test_other_separators_are_refused_by_name(tmp_path: Path, header: str, row: 
 
 
 def test_a_name_may_hold_a_semicolon(tmp_path: Path) -> None:
-    card = replace(CARD, class_names=("ant; bee", "cat"))
+    signature = replace(SIGNATURE, class_names=("ant; bee", "cat"))
     rows = [[*ROW, f" {name}\t"] for name in ("ant; bee", "cat")] * 5
-    found = read_newcomer(write_csv(tmp_path / "n.csv", rows), card, 0)
+    found = read_newcomer(write_csv(tmp_path / "n.csv", rows), signature, 0)
     assert sorted([*found.train.y, *found.test.y]) == [0] * 5 + [1] * 5
 
 

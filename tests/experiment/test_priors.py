@@ -22,14 +22,14 @@ from fedmate.data import DATASETS, Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.card import Card
 from fedmate.experiment.deal import Deal
 from fedmate.experiment.given import structure
 from fedmate.experiment.jobs import stored_experiment
-from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.experiment.predict import PortableModel, load_model
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration
+from fedmate.experiment.signature import Signature
 
-CARD = Card((3,), ("red", "green", "blue"), Normalisation(), "float64")
+SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")
 SHARES = (0.75, 0.25, 0.0)
 OWN = Calibration(1.0, SHARES)
 X = np.random.default_rng(0).normal(size=(50, 3))
@@ -47,7 +47,7 @@ def make(calibration: Calibration = OWN, dtype: str = "float64") -> PortableMode
     """Return a model that answers with its samples."""
     module = linear(np.eye(3), np.zeros(3)).to(getattr(torch, dtype))
     architecture = {"name": "given", "options": {"buffers": "shared", "layer": "x", "digest": structure(module)}}
-    return PortableModel(module, replace(CARD, dtype=dtype), architecture, {"client": 3}, calibration)
+    return PortableModel(module, replace(SIGNATURE, dtype=dtype), architecture, {"client": 3}, calibration)
 
 
 def softmax(logits: NDArray[Any]) -> NDArray[Any]:
@@ -164,7 +164,7 @@ def draw(shares: list[float], size: int) -> tuple[NDArray[Any], NDArray[Any]]:
 def test_a_shift_is_found_from_samples_without_labels() -> None:
     """The network knows the logarithms of the densities, up to what all classes share."""
     module = linear(CENTRES, -(CENTRES**2).sum(1) / 2)
-    model = PortableModel(module, replace(CARD, input_shape=(2,)), {}, {}, Calibration(1.0, (0.05, 0.05, 0.9)))
+    model = PortableModel(module, replace(SIGNATURE, input_shape=(2,)), {}, {}, Calibration(1.0, (0.05, 0.05, 0.9)))
     x, y = draw([0.8, 0.17, 0.03], 4000)
     found = model.predict(x, "estimated")
     # Two standard errors of the shares in what was drawn, and some more for what is not certain.
@@ -212,8 +212,8 @@ def test_an_estimate_on_a_network_that_is_trained_and_on_one_that_is_right_but_n
         with torch.no_grad():
             layer.weight.sub_(2 * slopes[0])
             layer.bias.sub_(2 * slopes[1])
-    card = Card((64,), tuple("0123456789"), Normalisation(), "float64")
-    model = PortableModel(layer.requires_grad_(False), card, {}, {}, Calibration(1.0, tuple(shares)))
+    signature = Signature((64,), tuple("0123456789"), Normalisation(), "float64")
+    model = PortableModel(layer.requires_grad_(False), signature, {}, {}, Calibration(1.0, tuple(shares)))
     drift = test_y >= 8
 
     def accuracy(prior: str, rows: NDArray[Any]) -> float:
@@ -385,7 +385,12 @@ def test_files_keep_it(tmp_path: Path) -> None:
 
 def test_files_of_other_models_say_nothing_about_it(tmp_path: Path) -> None:
     make(NO_CALIBRATION).save(tmp_path / "plain.safetensors")
-    assert {*unpack((tmp_path / "plain.safetensors").read_bytes())[1]} == {"format", "card", "architecture", "origin"}
+    assert {*unpack((tmp_path / "plain.safetensors").read_bytes())[1]} == {
+        "format",
+        "signature",
+        "architecture",
+        "origin",
+    }
     make(Calibration(2.0)).save(tmp_path / "nobodys.safetensors")
     assert reload(tmp_path / "nobodys.safetensors").calibration == Calibration(2.0)
 

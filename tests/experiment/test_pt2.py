@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fedmate.core.layers import drop_statistics
 from fedmate.data import Normalisation
 from fedmate.errors import UserError
-from fedmate.experiment.card import Card
-from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.experiment.predict import PortableModel, load_model
+from fedmate.experiment.signature import Signature
 
-CARD = Card((2, 6, 6), ("no", "yes", "maybe"), Normalisation((3.0, -1.0), (2.0, 0.5)), "float32")
+SIGNATURE = Signature((2, 6, 6), ("no", "yes", "maybe"), Normalisation((3.0, -1.0), (2.0, 0.5)), "float32")
 ORIGIN = {"method": "fedper", "dataset": "own", "client": "global", "round": 7, "fedmate": "0.1.0"}
 
 
@@ -34,7 +34,7 @@ def make(*, statistics: bool = True, head: nn.Module | None = None) -> PortableM
             drop_statistics(module)
         with torch.no_grad():
             module.train()(torch.randn(8, 2, 6, 6))
-    return PortableModel(module.eval(), CARD, {"name": "given", "options": {}}, dict(ORIGIN))
+    return PortableModel(module.eval(), SIGNATURE, {"name": "given", "options": {}}, dict(ORIGIN))
 
 
 def run_graph(path: Path, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fedmate.core import class_counts, flatten
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.compose import compose
-from fedmate.experiment.portable import load_model
+from fedmate.experiment.predict import load_model
 from fedmate.flower import node
 from fedmate.flower.client import Site
 from fedmate.flower.messages import Request

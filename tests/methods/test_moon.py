@@ -48,7 +48,7 @@ from fedmate.experiment.build import Built
 from fedmate.experiment.compose import Request
 from fedmate.experiment.config import nest
 from fedmate.experiment.jobs import resumed, run_jobs, started
-from fedmate.experiment.portable import load_model
+from fedmate.experiment.predict import load_model
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
 from fedmate.methods.fedavg import FedAvg

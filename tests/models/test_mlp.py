@@ -17,7 +17,7 @@ from fedmate.backends.base import Round
 from fedmate.core import Federation, Model, Setup, Training, client_data, fold, make_key, normal
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.portable import load_model
+from fedmate.experiment.predict import load_model
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.models.mlp import MLP

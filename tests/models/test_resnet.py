@@ -37,9 +37,9 @@ from fedmate.core.layers import mask_context
 from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.card import Card
 from fedmate.experiment.config import Layer, resolve
-from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.experiment.predict import PortableModel, load_model
+from fedmate.experiment.signature import Signature
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.models.resnet import ResNet18
@@ -427,8 +427,8 @@ def test_a_graph_has_the_statistics_and_the_large_stem(tmp_path: Path) -> None:
     x = normal(make_key(4), (5, 2, 70, 66))
     for _ in range(3):
         module.train()(x + 1)
-    card = Card((2, 70, 66), ("a", "b", "c"), Normalisation((0.5,), (2.0,)), "float32")
-    model = PortableModel(module.eval(), card, {"name": "resnet18", "options": TINY["batch"]}, {})
+    signature = Signature((2, 70, 66), ("a", "b", "c"), Normalisation((0.5,), (2.0,)), "float32")
+    model = PortableModel(module.eval(), signature, {"name": "resnet18", "options": TINY["batch"]}, {})
     model.save(tmp_path / "m.pt2")
     graph = torch.export.load(tmp_path / "m.pt2").module()
     with torch.no_grad():

@@ -93,8 +93,8 @@ def bench(
 
 def _check_files(out: Path | None, plot: Path | None) -> None:
     """Raise `UserError` unless what is to be written can be, before anything takes time."""
-    from fedmate.experiment.portable import check_new
     from fedmate.report.plots import check_picture
+    from fedmate.storage import check_new
 
     if plot is not None:
         check_picture(plot)
@@ -108,7 +108,7 @@ def _measure(cases: list[Case], effort: tuple[int, float], device: str, out: Pat
     from fedmate import storage
     from fedmate.bench.results import Results, describe
     from fedmate.bench.run import Bench
-    from fedmate.experiment.portable import write_for_user
+    from fedmate.storage import write_for_user
 
     console = make_console()
     results = Results(describe(device, effort[0]))
@@ -137,7 +137,7 @@ def _present(results: Results, plot: Path | None, markdown: bool) -> None:
     """Print the table and draw the picture."""
     from fedmate.bench import tables
     from fedmate.bench.pictures import draw_growth
-    from fedmate.experiment.portable import write_for_user
+    from fedmate.storage import write_for_user
 
     console = make_console()
     for line in tables.headline(results):

@@ -19,7 +19,7 @@ def export(
 ) -> None:
     """Take one model out of a run, to be used without it."""
     from fedmate.experiment.export import export_model
-    from fedmate.experiment.portable import check_target
+    from fedmate.experiment.predict import check_target
 
     if (client is None) != global_:
         raise UserError("`--client` and `--global` choose the model; give exactly one of them.")
@@ -44,7 +44,8 @@ def predict(
     ] = None,
 ) -> None:
     """Tell the class of each sample and how probable it is, as CSV."""
-    from fedmate.experiment.portable import check_new, load_model, write_for_user
+    from fedmate.experiment.predict import load_model
+    from fedmate.storage import check_new, write_for_user
 
     if to is not None:
         if to.suffix != ".csv":

@@ -40,8 +40,8 @@ def partition(
     from fedmate.experiment.config import load_file
     from fedmate.experiment.deal import deal
     from fedmate.experiment.given import Given
-    from fedmate.experiment.portable import check_new, write_for_user
     from fedmate.report.plots import check_picture, draw_holdings
+    from fedmate.storage import check_new, write_for_user
 
     if plot is not None:
         check_picture(plot)

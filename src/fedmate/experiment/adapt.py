@@ -22,7 +22,7 @@ from fedmate.experiment.deal import ready
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution
 from fedmate.experiment.export import describe, global_params, untrained
 from fedmate.experiment.newcomer import Newcomer, read_newcomer
-from fedmate.experiment.portable import PortableModel, check_target
+from fedmate.experiment.predict import PortableModel, check_target
 from fedmate.experiment.restore import Restored, read_steadily
 
 FEW = 100
@@ -78,7 +78,7 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     restored = read_steadily(folder, lambda: Restored(folder, module))
     if not restored.round:
         raise untrained(folder)
-    newcomer = read_newcomer(data, restored.card, restored.experiment.general.seed)
+    newcomer = read_newcomer(data, restored.signature, restored.experiment.general.seed)
     parts = {"train": _ready("train", newcomer.train, restored), "test": _ready("test", newcomer.test, restored)}
     with torch.no_grad(), one_thread(), unmapped():
         adapted = _train(restored, parts["train"])
@@ -96,12 +96,12 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
 
 def _ready(part: str, samples: Samples, restored: Restored) -> ClientData:
     """Put samples into the run's precision, to be read as its clients read theirs."""
-    card = restored.card
-    ready_ = ready(restored.experiment, card.normalisation, Samples(samples.x.astype(np.float64), samples.y))
+    signature = restored.signature
+    ready_ = ready(restored.experiment, signature.normalisation, Samples(samples.x.astype(np.float64), samples.y))
     if not torch.isfinite(ready_.x).all():
         raise UserError(
-            f"`data` holds {part} samples that are too large for {card.dtype}, the run's precision; check the scale of "
-            "its numbers."
+            f"`data` holds {part} samples that are too large for {signature.dtype}, the run's precision; check the "
+            "scale of its numbers."
         )
     return ready_
 
@@ -136,7 +136,7 @@ def _accuracy(restored: Restored, tested: _Tested, parts: Mapping[str, ClientDat
 
 
 def _samples(restored: Restored, parts: Mapping[str, ClientData]) -> dict[str, dict[str, int]]:
-    names = restored.card.class_names
+    names = restored.signature.class_names
     counts = {part: class_counts(data, len(names)).tolist() for part, data in parts.items()}
     present = [k for k in range(len(names)) if any(count[k] for count in counts.values())]
     return {part: {names[k]: count[k] for k in present} for part, count in counts.items()}

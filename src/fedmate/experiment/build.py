@@ -16,10 +16,10 @@ from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, m
 from fedmate.core.flops import count_flops
 from fedmate.core.serialise import fit_to
 from fedmate.errors import UserError
-from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.deal import Deal, deal, federate
 from fedmate.experiment.given import NOTHING, Given
+from fedmate.experiment.signature import Signature
 from fedmate.flower.backend import Flower
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
@@ -36,7 +36,7 @@ class Built(NamedTuple):
         method: with its setup.
         federation: on the device.
         backend: with every client in its initial state.
-        card: what the network reads and answers.
+        signature: what the network reads and answers.
         dealt: who holds which samples.
         notes: sentences the user should read before it starts.
     """
@@ -45,7 +45,7 @@ class Built(NamedTuple):
     method: Method
     federation: Federation
     backend: Backend
-    card: Card
+    signature: Signature
     dealt: Deal
     notes: list[str]
 
@@ -69,8 +69,8 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
             "see docs/deploy.md."
         )
     arrays, federation = dealt.arrays, federate(experiment, dealt)
-    card = Card(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, general.dtype)
-    method = make_method(experiment, card, given, initial)
+    signature = Signature.of(arrays, general.dtype)
+    method = make_method(experiment, signature, given, initial)
     method.setup.model.check(first_samples(federation, 2), federation.num_classes)
     notes = list(arrays.notes)
     if not federation.at_sites:
@@ -102,15 +102,15 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     # What it notices later is told when it does.
     notes += backend.notes
     backend.notes.clear()
-    return Built(experiment.with_general(backend=name), method, federation, backend, card, dealt, notes)
+    return Built(experiment.with_general(backend=name), method, federation, backend, signature, dealt, notes)
 
 
 def make_method(
-    experiment: Experiment, card: Card, given: Given = NOTHING, initial: Mapping[str, Tensor] | None = None
+    experiment: Experiment, signature: Signature, given: Given = NOTHING, initial: Mapping[str, Tensor] | None = None
 ) -> Method:
     """Make the network and the method around it; no data is needed for that."""
-    model = _make_model(experiment, card, given)
-    setup = Setup(model, len(card.class_names), experiment.general.rounds, experiment.training)
+    model = _make_model(experiment, signature, given)
+    setup = Setup(model, len(signature.class_names), experiment.general.rounds, experiment.training)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     try:
         model = method.prepare(model)
@@ -166,7 +166,7 @@ def first_samples(federation: Federation, count: int) -> Tensor:
     return federation.test.map(lambda leaf: leaf[:count]).x
 
 
-def _make_model(experiment: Experiment, card: Card, given: Given) -> Model:
+def _make_model(experiment: Experiment, signature: Signature, given: Given) -> Model:
     """Initialise the network as PyTorch does, from the experiment's seed and leaving the global generator alone."""
     architecture = MODELS[experiment.model.name](**experiment.model.options)
     layer = architecture.classifier
@@ -175,7 +175,7 @@ def _make_model(experiment: Experiment, card: Card, given: Given) -> Model:
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(fold(make_key(experiment.general.seed), "model")))
-            module = architecture.build(card.input_shape, len(card.class_names))
+            module = architecture.build(signature.input_shape, len(signature.class_names))
     module = module.to(experiment.general.device, getattr(torch, experiment.general.dtype))
     return Model(module, classifier=layer, buffers=architecture.buffers)
 

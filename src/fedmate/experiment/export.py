@@ -14,14 +14,14 @@ from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal
 from fedmate.experiment.given import NOTHING, Given
-from fedmate.experiment.portable import PortableModel
+from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored, read_steadily
+from fedmate.experiment.signature import Signature
 
 
 def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> PortableModel:
@@ -52,7 +52,7 @@ class Lineage(Protocol):
         """With its setup."""
 
     @property
-    def card(self) -> Card:
+    def signature(self) -> Signature:
         """What its networks read and answer."""
 
     @property
@@ -84,7 +84,7 @@ def describe(run: Lineage, params: Tree, client: int | str, counts: Iterable[int
         architecture["method"] = {"name": experiment.method.name, "options": dict(experiment.method.options)}
     tau = _tau(method, client)
     calibration = Calibration(tau) if counts is None else Calibration.of_client(tau, counts)
-    return PortableModel(model.to_module(params), run.card, architecture, origin, calibration)
+    return PortableModel(model.to_module(params), run.signature, architecture, origin, calibration)
 
 
 def _export(restored: Restored, client: int | None, given: Given) -> PortableModel:
@@ -132,7 +132,7 @@ def _tau(method: Method, client: int | str) -> float:
 
 def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:
     """Return how many training samples of each class a client holds: the record says it once the run is finished."""
-    rows, classes = Record(restored.folder).clients, range(len(restored.card.class_names))
+    rows, classes = Record(restored.folder).clients, range(len(restored.signature.class_names))
     if not rows:
         return _dealt_counts(restored, client, given)
     try:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedmate.data import Samples, hold_back
 from fedmate.data.arrays import Pool, as_numbers
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.card import Card
 from fedmate.experiment.inputs import Table, as_samples, excerpt, of_no_kind, read_arrays, read_table
+from fedmate.experiment.signature import Signature
 
 LABEL = "label"
 """The column of a CSV file that holds the classes."""
@@ -36,39 +36,39 @@ class Newcomer(NamedTuple):
     held_back: bool
 
 
-def read_newcomer(data: Pool | Path, card: Card, seed: int) -> Newcomer:
+def read_newcomer(data: Pool | Path, signature: Signature, seed: int) -> Newcomer:
     """Take a newcomer's samples, or raise `UserError` if the run's networks cannot read them.
 
     Args:
         data: samples in Python, or an `.npz` or `.csv` file.
-        card: what the networks read and answer.
+        signature: what the networks read and answer.
         seed: chooses what is held back if there is no test part.
     """
     if isinstance(data, Pool):
-        name, (train, test) = "data", _from_pool(data, card)
+        name, (train, test) = "data", _from_pool(data, signature)
     elif data.suffix.lower() == ".csv":
-        name, (train, test) = str(data), (_from_table(read_table(data), card), None)
+        name, (train, test) = str(data), (_from_table(read_table(data), signature), None)
     elif data.suffix.lower() == ".npz":
-        name, (train, test) = str(data), _from_arrays(data, card)
+        name, (train, test) = str(data), _from_arrays(data, signature)
     else:
         raise of_no_kind(data, "an `.npz` or `.csv` file")
     return _split(name, train, seed) if test is None else Newcomer(train, test, held_back=False)
 
 
-def _from_pool(pool: Pool, card: Card) -> Parts:
+def _from_pool(pool: Pool, signature: Signature) -> Parts:
     """Take labels as the run's numbers, or by name if the classes have names of their own."""
     names = pool.arrays.class_names
     numbered = names == tuple(map(str, range(len(names))))
 
     def take(prefix: str, part: Samples) -> Samples:
         labels = part.y if numbered else np.array(names)[part.y]
-        return _samples(f"{prefix}x", part.x, f"{prefix}y", labels, card)
+        return _samples(f"{prefix}x", part.x, f"{prefix}y", labels, signature)
 
     train, test = pool.arrays.train, pool.arrays.test
     return take("", train), None if test is None else take("test_", test)
 
 
-def _from_arrays(path: Path, card: Card) -> Parts:
+def _from_arrays(path: Path, signature: Signature) -> Parts:
     arrays = read_arrays(path)
 
     def take(x: str, y: str) -> Samples:
@@ -78,13 +78,13 @@ def _from_arrays(path: Path, card: Card) -> Parts:
                 f"`{path}` holds {held}; give `train_x` and `train_y` (or `x` and `y`), and both of `test_x` and "
                 "`test_y` if there is a test part."
             )
-        return _samples(f"{path}:{x}", arrays[x], f"{path}:{y}", arrays[y], card)
+        return _samples(f"{path}:{x}", arrays[x], f"{path}:{y}", arrays[y], signature)
 
     train = take("train_x", "train_y") if arrays.keys() & {"train_x", "train_y"} else take("x", "y")
     return train, take("test_x", "test_y") if arrays.keys() & {"test_x", "test_y"} else None
 
 
-def _from_table(table: Table, card: Card) -> Samples:
+def _from_table(table: Table, signature: Signature) -> Samples:
     """Take the classes from the column `label`, or from the last one if columns have no names."""
     # Columns may be called 0, 1, 2, ..., which does not look like a row of names.
     if table.header is None and LABEL in (cell.strip() for cell in table.rows[0]):
@@ -103,13 +103,13 @@ def _from_table(table: Table, card: Card) -> Samples:
     # Put out of the way, not cut out: an error counts columns as the file has them.
     rows = [[*row[:place], "0", *row[place + 1 :]] for row in table.rows]
     x = np.delete(table._replace(rows=rows).numbers(), place, axis=1)
-    return _samples(str(table.path), x, str(table.path), labels, card)
+    return _samples(str(table.path), x, str(table.path), labels, signature)
 
 
-def _samples(x_name: str, x: NDArray[Any], y_name: str, y: NDArray[Any], card: Card) -> Samples:
+def _samples(x_name: str, x: NDArray[Any], y_name: str, y: NDArray[Any], signature: Signature) -> Samples:
     """Check samples and labels against what the run knows."""
-    inputs = as_samples(x_name, as_numbers(x_name, x), card.input_shape)
-    labels = number_labels(y_name, y, card.class_names)
+    inputs = as_samples(x_name, as_numbers(x_name, x), signature.input_shape)
+    labels = number_labels(y_name, y, signature.class_names)
     if len(labels) != len(inputs):
         raise UserError(f"`{y_name}` holds {len(labels)} labels for {len(inputs)} samples; give each sample one label.")
     return Samples(inputs, labels)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmate.errors import UserError
-from fedmate.experiment.card import Card
+from fedmate.experiment.signature import Signature
 
 
 class RawReader(nn.Module):
@@ -17,18 +17,18 @@ class RawReader(nn.Module):
 
     Args:
         network: reads normalised samples.
-        card: how they are normalised.
+        signature: how they are normalised.
     """
 
-    def __init__(self, network: nn.Module, card: Card) -> None:
+    def __init__(self, network: nn.Module, signature: Signature) -> None:
         super().__init__()
         self.network = network
-        shape = (-1, *[1] * (len(card.input_shape) - 1))
-        dtype = getattr(torch, card.dtype)
+        shape = (-1, *[1] * (len(signature.input_shape) - 1))
+        dtype = getattr(torch, signature.dtype)
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(card.normalisation.mean, dtype=dtype).reshape(shape))
-        self.register_buffer("std", torch.tensor(card.normalisation.std, dtype=dtype).reshape(shape))
+        self.register_buffer("mean", torch.tensor(signature.normalisation.mean, dtype=dtype).reshape(shape))
+        self.register_buffer("std", torch.tensor(signature.normalisation.std, dtype=dtype).reshape(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of raw samples."""
@@ -36,26 +36,26 @@ class RawReader(nn.Module):
         return logits
 
 
-def write(module: nn.Module, card: Card, note: str) -> bytes:
+def write(module: nn.Module, signature: Signature, note: str) -> bytes:
     """Return a network as an archive that reads raw samples, any number of them, and returns logits.
 
     Args:
         module: the network, in evaluation mode.
-        card: what it reads and answers.
+        signature: what it reads and answers.
         note: JSON to store beside it, as `fedmate.json`.
 
     Raises:
         UserError: torch cannot export the network.
     """
     # Zeros, never a client's samples: the archive may contain the inputs that a graph is traced with.
-    samples = torch.zeros(2, *card.input_shape, dtype=getattr(torch, card.dtype))
+    samples = torch.zeros(2, *signature.input_shape, dtype=getattr(torch, signature.dtype))
     with warnings.catch_warnings():
         # torch warns about its own code: signatures it copies, weights of recurrent layers.
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export", UserWarning)
         try:
             exported = torch.export.export(
-                RawReader(module, card).eval(), (samples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+                RawReader(module, signature).eval(), (samples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
             ).run_decompositions()
         except Exception as error:
             # A user's `forward` and torch's tracer can raise anything.

@@ -13,12 +13,12 @@ from fedmate.core import Method, Tree, fold, make_key, select
 from fedmate.core.serialise import DamagedError
 from fedmate.errors import UserError
 from fedmate.experiment.build import make_method
-from fedmate.experiment.card import Card
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.record import Record
+from fedmate.experiment.signature import Signature
 from fedmate.flower.backend import identity
 from fedmate.flower.client_state import SITES, ClientState
 
@@ -89,8 +89,8 @@ class Restored:
         self.checkpoint = Checkpoint(self.folder)
         tensors, note = self.checkpoint.initial()
         try:
-            self.card = Card.from_dict(note)
-            self.method: Method = make_method(self.experiment, self.card, Given(module=module), tensors)
+            self.signature = Signature.from_dict(note)
+            self.method: Method = make_method(self.experiment, self.signature, Given(module=module), tensors)
         except (DamagedError, KeyError, TypeError, ValueError) as error:
             raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
         params, key = self.method.setup.model.init_params(), fold(self.key, "server")

@@ -52,7 +52,10 @@ def begin(folder: Path, built: Built) -> None:
     """Write the record of a run that has not begun: what `run` goes on from."""
     config = built.experiment.to_toml()
     Recorder.begin(folder, config, built.dealt.to_json())
-    initial, note = built.method.setup.model.init_params(), {**built.card.to_dict(), "partition": built.dealt.sha256}
+    initial, note = (
+        built.method.setup.model.init_params(),
+        {**built.signature.to_dict(), "partition": built.dealt.sha256},
+    )
     Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
 

@@ -18,11 +18,11 @@ from fedmate.core import ClientData, Federation, Method, Tree, class_counts, mak
 from fedmate.data.paths import expand
 from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device, make_method
-from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.export import describe
 from fedmate.experiment.given import NOTHING
+from fedmate.experiment.signature import Signature
 from fedmate.flower.client import Site, now
 from fedmate.flower.client_state import ClientState, make_private
 from fedmate.flower.messages import PublicError
@@ -51,13 +51,13 @@ class Plan:
     Attributes:
         experiment: with the device of this machine.
         method: with its setup.
-        card: what its networks read and answer.
+        signature: what its networks read and answer.
         federation: who holds what; stand-ins where data lies with sites.
     """
 
     experiment: Experiment
     method: Method
-    card: Card
+    signature: Signature
     federation: Federation
 
 
@@ -98,7 +98,7 @@ def open_site(run_config: Mapping[str, Any], node_config: Mapping[str, Any], tok
         ClientState(held.state, token, client),
         now,
         general.precision,
-        describe=partial(_describe, plan, client, class_counts(held.data, len(plan.card.class_names)).tolist()),
+        describe=partial(_describe, plan, client, class_counts(held.data, len(plan.signature.class_names)).tolist()),
         reports_own=plan.federation.at_sites,
     )
 
@@ -110,13 +110,13 @@ class _Trained:
 
     experiment: Experiment
     method: Method
-    card: Card
+    signature: Signature
     round: int
 
 
 def _describe(plan: Plan, client: int, counts: list[int], params: Tree, done: int) -> bytes:
     """Return a client's own model as `fedmate predict` reads it."""
-    run = _Trained(plan.experiment, plan.method, plan.card, done)
+    run = _Trained(plan.experiment, plan.method, plan.signature, done)
     return describe(run, params, client, counts).to_safetensors()
 
 
@@ -126,9 +126,8 @@ def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
     experiment = experiment_of(dict(run_config), folder)
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
     dealt = deal(experiment, NOTHING)
-    arrays = dealt.arrays
-    card = Card(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, experiment.general.dtype)
-    return Plan(experiment, make_method(experiment, card), card, federate(experiment, dealt))
+    signature = Signature.of(dealt.arrays, experiment.general.dtype)
+    return Plan(experiment, make_method(experiment, signature), signature, federate(experiment, dealt))
 
 
 def _client(node_config: Mapping[str, Any], clients: int) -> int:

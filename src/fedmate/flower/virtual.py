@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedmate.core import Federation, Method, make_key
 from fedmate.experiment.build import make_method
-from fedmate.experiment.card import Card
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.signature import Signature
 from fedmate.flower.client import Site, now
 from fedmate.flower.client_state import SITES, ClientState
 
@@ -61,5 +61,5 @@ def rebuild(folder: Path, given: Given) -> Home:
     """Load the data of a run, deal them as it does, and start from the parameters it started from."""
     experiment = stored_experiment(folder)
     initial, note = Checkpoint(folder).initial()
-    method = make_method(experiment, Card.from_dict(note), given, initial)
+    method = make_method(experiment, Signature.from_dict(note), given, initial)
     return Home(folder, experiment, method, federate(experiment, deal(experiment, given)))

@@ -30,11 +30,11 @@ from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
 from fedmate.experiment.build import make_method
-from fedmate.experiment.card import Card
 from fedmate.experiment.config import Experiment, Layer, resolve
 from fedmate.experiment.given import Given, structure
 from fedmate.experiment.inputs import as_samples, read_array
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Wanted
+from fedmate.experiment.signature import Signature
 from fedmate.models import MODELS
 
 FORMAT = 1
@@ -75,8 +75,7 @@ class PortableModel:
 
     Attributes:
         module: plain PyTorch, on the CPU, in evaluation mode; it reads normalised samples and answers with logits.
-        card: what it reads and answers. One that came out of a `.pt2` file normalises its samples itself, so its card
-            has nothing left to do.
+        signature: what it reads and answers.
         architecture: `name` and `options`, as in the section `[model]` of an experiment; if a method added layers, then
             `method`, with the `name` and the `options` of its section.
         origin: where it comes from: `method`, `dataset`, `client` (a number, `global` or `newcomer`), `round` and the
@@ -84,15 +83,15 @@ class PortableModel:
         calibration: what it needs in order to answer for other distributions of classes.
 
     Example:
-        >>> card = Card((2,), ("cold", "warm"), Normalisation((10.0,), (5.0,)), "float32")
+        >>> signature = Signature((2,), ("cold", "warm"), Normalisation((10.0,), (5.0,)), "float32")
         >>> module = nn.Linear(2, 2).eval()
-        >>> model = PortableModel(module, card, {"name": "given", "options": {}}, {"client": "global"})
+        >>> model = PortableModel(module, signature, {"name": "given", "options": {}}, {"client": "global"})
         >>> model.predict([[12.0, 14.0], [3.0, 4.0], [0.0, 0.0]]).probabilities.shape
         (3, 2)
     """
 
     module: nn.Module
-    card: Card
+    signature: Signature
     architecture: dict[str, Any]
     origin: dict[str, Any]
     calibration: Calibration = NO_CALIBRATION
@@ -109,22 +108,22 @@ class PortableModel:
         Raises:
             UserError: the samples cannot be answered, or there is no such prior.
         """
-        chosen = self.calibration.choose(prior, len(self.card.class_names))
+        chosen = self.calibration.choose(prior, len(self.signature.class_names))
         name, values = ("x", x) if not isinstance(x, str | Path) else (str(x), read_array(Path(x)))
-        samples = as_samples(name, as_numbers(name, values), self.card.input_shape)
+        samples = as_samples(name, as_numbers(name, values), self.signature.input_shape)
         logits = self._logits(name, samples)
         if chosen is None:
             return self._answers(logits)
         settled = chosen.settle(logits)
         answers = self._answers(settled.adjust(logits))
-        notes = (settled.describe(self.card.class_names, len(logits)), *settled.doubts(logits))
+        notes = (settled.describe(self.signature.class_names, len(logits)), *settled.doubts(logits))
         return answers._replace(prior=settled.shares.numpy(), notes=notes)
 
     def save(self, path: str | Path) -> None:
         """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""
         path = Path(path)
         check_target(path)
-        write_for_user(path, self.to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
+        storage.write_for_user(path, self.to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
 
     def __repr__(self) -> str:
         """Say what it is."""
@@ -142,7 +141,7 @@ class PortableModel:
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise UserError(f"`{name}` cannot be answered by this network ({reason}); give other samples.") from error
-        classes = len(self.card.class_names)
+        classes = len(self.signature.class_names)
         if logits.shape != (len(samples), classes) or not logits.is_floating_point():
             answer = f"{list(logits.shape)} {logits.dtype}"
             raise UserError(f"`{name}` got an answer {answer} from a model of {classes} classes; export it again.")
@@ -155,25 +154,30 @@ class PortableModel:
 
     def _answers(self, logits: Tensor) -> Predictions:
         labels = logits.argmax(-1).numpy()
-        names = [self.card.class_names[label] for label in labels]
+        names = [self.signature.class_names[label] for label in labels]
         return Predictions(labels, names, logits.softmax(-1).numpy())
 
     def _tensor(self, samples: NDArray[Any]) -> Tensor:
         """Normalise samples as runs do; what is too large for the network's precision is found in its answer."""
-        dtype = getattr(torch, self.card.dtype)
-        source = self.card.normalisation.source(samples.astype(np.float64), Augmentation(), dtype, "cpu")
+        dtype = getattr(torch, self.signature.dtype)
+        source = self.signature.normalisation.source(samples.astype(np.float64), Augmentation(), dtype, "cpu")
         return source.read(torch.arange(len(samples)))
 
     def to_safetensors(self) -> bytes:
         """Return it as a file has it."""
-        return pack(dict(self.module.state_dict()), self._note(self.card))
+        return pack(dict(self.module.state_dict()), self._note(self.signature))
 
     def _to_pt2(self) -> bytes:
-        note = self._note(replace(self.card, normalisation=Normalisation()))
-        return pt2.write(self.module, self.card, json.dumps(note, allow_nan=False))
+        note = self._note(replace(self.signature, normalisation=Normalisation()))
+        return pt2.write(self.module, self.signature, json.dumps(note, allow_nan=False))
 
-    def _note(self, card: Card) -> dict[str, Any]:
-        note = {"format": FORMAT, "card": card.to_dict(), "architecture": self.architecture, "origin": self.origin}
+    def _note(self, signature: Signature) -> dict[str, Any]:
+        note = {
+            "format": FORMAT,
+            "signature": signature.to_dict(),
+            "architecture": self.architecture,
+            "origin": self.origin,
+        }
         # Left out where there is none: as in all files from before there was any.
         return {**note, "calibration": self.calibration.to_dict()} if self.calibration.tau else note
 
@@ -182,24 +186,7 @@ def check_target(path: Path) -> None:
     """Raise `UserError` unless a model can be written to a new file of this name."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"`{path}` ends in `{path.suffix}`; name the model `.safetensors` or `.pt2`.")
-    check_new(path)
-
-
-def write_for_user(path: Path, data: bytes) -> None:
-    """Write a new file, or raise `UserError`."""
-    try:
-        storage.write_new(path, data)
-    except OSError as error:
-        check_new(path)
-        raise UserError(f"`{path}` cannot be written ({error.strerror}); choose another place.") from None
-
-
-def check_new(path: Path) -> None:
-    """Raise `UserError` unless `path` names a file that does not exist in a folder that does."""
-    if path.exists() or path.is_symlink():
-        raise UserError(f"`{path}` exists already and is not overwritten; choose another name.")
-    if not path.parent.is_dir():
-        raise UserError(f"`{path}` lies in the folder `{path.parent}`, which does not exist; make it first.")
+    storage.check_new(path)
 
 
 def load_model(path: str | Path, model: nn.Module | None = None) -> PortableModel:
@@ -234,31 +221,33 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
 
 def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> PortableModel:
     tensors, note = unpack(data)
-    card, architecture, origin, calibration = _parse(note)
-    module = _build(path, card, architecture, model)
+    signature, architecture, origin, calibration = _parse(note)
+    module = _build(path, signature, architecture, model)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split("\n")[1:2]).strip()
         raise DamagedError(f"its tensors do not fit its architecture ({reason})") from error
-    return PortableModel(module.eval(), card, architecture, origin, calibration)
+    return PortableModel(module.eval(), signature, architecture, origin, calibration)
 
 
-def _parse(note: Any) -> tuple[Card, dict[str, Any], dict[str, Any], Calibration]:
+def _parse(note: Any) -> tuple[Signature, dict[str, Any], dict[str, Any], Calibration]:
     """Return what a note says about a network."""
     try:
         if note["format"] != FORMAT:
             raise DamagedError(f"it is of format {note['format']}, written by another version of fedmate")
-        card, architecture = Card.from_dict(note["card"]), _section(note["architecture"])
+        signature, architecture = Signature.from_dict(note["signature"]), _section(note["architecture"])
         if "method" in note["architecture"]:
             architecture["method"] = _section(note["architecture"]["method"])
-        sound = card.dtype in ("float32", "float64") and min(*card.input_shape, len(card.class_names)) > 0
-        if not sound or not all(std > 0 for std in card.normalisation.std):
+        sound = (
+            signature.dtype in ("float32", "float64") and min(*signature.input_shape, len(signature.class_names)) > 0
+        )
+        if not sound or not all(std > 0 for std in signature.normalisation.std):
             raise DamagedError("its description makes no sense")
         calibration = NO_CALIBRATION
         if "calibration" in note:
-            calibration = Calibration.from_dict(note["calibration"], len(card.class_names))
-        return card, architecture, dict(note["origin"]), calibration
+            calibration = Calibration.from_dict(note["calibration"], len(signature.class_names))
+        return signature, architecture, dict(note["origin"]), calibration
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
 
@@ -271,7 +260,7 @@ def _section(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "options": dict(options)}
 
 
-def _build(path: Path, card: Card, architecture: dict[str, Any], model: nn.Module | None) -> nn.Module:
+def _build(path: Path, signature: Signature, architecture: dict[str, Any], model: nn.Module | None) -> nn.Module:
     """Make the network that a file holds the tensors of."""
     name, options = architecture["name"], architecture["options"]
     if name == "given" and model is None:
@@ -290,25 +279,25 @@ def _build(path: Path, card: Card, architecture: dict[str, Any], model: nn.Modul
     if model is not None and structure(model) != chosen.options["digest"]:
         raise UserError("`model` has another structure than the network that was trained; give the same one.")
     if "method" in architecture:
-        return _build_with_method(experiment, card, model)
+        return _build_with_method(experiment, signature, model)
     if model is not None:
         module = copy.deepcopy(model)
     else:
         with torch.random.fork_rng(devices=[]):
             try:
-                module = MODELS[name](**chosen.options).build(card.input_shape, len(card.class_names))
+                module = MODELS[name](**chosen.options).build(signature.input_shape, len(signature.class_names))
             except (RuntimeError, MemoryError) as error:
                 raise DamagedError("its network cannot be built") from error
     if chosen.options["buffers"] == "dropped":
         drop_statistics(module)
-    return module.to("cpu", getattr(torch, card.dtype))
+    return module.to("cpu", getattr(torch, signature.dtype))
 
 
-def _build_with_method(experiment: Experiment, card: Card, module: nn.Module | None) -> nn.Module:
+def _build_with_method(experiment: Experiment, signature: Signature, module: nn.Module | None) -> nn.Module:
     """Make a network as a run does whose method adds layers to it."""
-    on_cpu = experiment.with_general(device="cpu", dtype=card.dtype)
+    on_cpu = experiment.with_general(device="cpu", dtype=signature.dtype)
     try:
-        model = make_method(on_cpu, card, Given(module=module)).setup.model
+        model = make_method(on_cpu, signature, Given(module=module)).setup.model
     except (RuntimeError, MemoryError) as error:
         raise DamagedError("its network cannot be built") from error
     return model.to_module(model.init_params())

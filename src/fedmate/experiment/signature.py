@@ -1,4 +1,4 @@
-"""What a run's networks read and answer."""
+"""The signature of a run's networks: the samples they read and the classes they answer with."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedmate.data import Normalisation
+from fedmate.data import Arrays, Normalisation
 
 
 @dataclass(frozen=True)
-class Card:
-    """What has to be known about a network besides its numbers, in order to use it.
+class Signature:
+    """Everything that is needed, besides its parameters, to use a network.
 
     Attributes:
         input_shape: of one sample.
-        class_names: what each output stands for.
-        normalisation: what is done to raw samples before the network reads them.
-        dtype: the precision of its numbers.
+        class_names: one for each output.
+        normalisation: applied to raw samples before the network reads them.
+        dtype: of its parameters.
     """
 
     input_shape: tuple[int, ...]
@@ -25,15 +25,20 @@ class Card:
     normalisation: Normalisation
     dtype: str
 
+    @staticmethod
+    def of(arrays: Arrays, dtype: str) -> Signature:
+        """Return the signature of networks that train on a data set."""
+        return Signature(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, dtype)
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
         return {**asdict(self), "normalisation": self.normalisation._asdict()}
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Card:
-        """Undo `to_dict`; raise `ValueError`, `KeyError` or `TypeError` if it is something else."""
+    def from_dict(values: Mapping[str, Any]) -> Signature:
+        """Undo `to_dict`; raise `ValueError`, `KeyError` or `TypeError` for anything else."""
         normalisation = values["normalisation"]
-        return Card(
+        return Signature(
             input_shape=tuple(int(size) for size in values["input_shape"]),
             class_names=tuple(str(name) for name in values["class_names"]),
             normalisation=Normalisation(*(tuple(map(float, normalisation[key])) for key in ("mean", "std"))),

@@ -26,24 +26,24 @@ from fedmate.core.serialise import digest
 from fedmate.data import Normalisation
 from fedmate.data.digits import NORMALISATION
 from fedmate.errors import UserError
-from fedmate.experiment.card import Card
 from fedmate.experiment.given import structure
 from fedmate.experiment.inputs import read_array, read_arrays, read_table
-from fedmate.experiment.portable import PortableModel, load_model
+from fedmate.experiment.predict import PortableModel, load_model
+from fedmate.experiment.signature import Signature
 from fedmate.models import MODELS
 
 ORIGIN = {"method": "fedper", "dataset": "digits", "client": 3, "round": 7, "fedmate": "0.1.0"}
-DIGITS = Card((1, 8, 8), tuple("abcdefghij"), NORMALISATION, "float32")
+DIGITS = Signature((1, 8, 8), tuple("abcdefghij"), NORMALISATION, "float32")
 
 
-def make(name: str = "digits_cnn", card: Card = DIGITS, **options: Any) -> PortableModel:
+def make(name: str = "digits_cnn", signature: Signature = DIGITS, **options: Any) -> PortableModel:
     """Return a model with random weights of one of the package's architectures."""
     options = {"buffers": "shared", "width": 8, **options} if name == "digits_cnn" else {"buffers": "shared", **options}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        module = MODELS[name](**options).build(card.input_shape, len(card.class_names))
-    module = module.to(getattr(torch, card.dtype)).eval()
-    return PortableModel(module, card, {"name": name, "options": options}, dict(ORIGIN))
+        module = MODELS[name](**options).build(signature.input_shape, len(signature.class_names))
+    module = module.to(getattr(torch, signature.dtype)).eval()
+    return PortableModel(module, signature, {"name": name, "options": options}, dict(ORIGIN))
 
 
 def network() -> nn.Sequential:
@@ -63,8 +63,8 @@ def make_given(buffers: str = "shared") -> PortableModel:
     options = {"buffers": buffers, "layer": "head", "digest": structure(module)}
     if buffers == "dropped":
         drop_statistics(module)
-    card = Card((4,), ("no", "yes"), Normalisation(), "float32")
-    return PortableModel(module.eval(), card, {"name": "given", "options": options}, dict(ORIGIN))
+    signature = Signature((4,), ("no", "yes"), Normalisation(), "float32")
+    return PortableModel(module.eval(), signature, {"name": "given", "options": options}, dict(ORIGIN))
 
 
 def pixels(size: int = 6) -> NDArray[np.float64]:
@@ -101,8 +101,8 @@ def test_raw_samples_are_normalised_before_the_network_reads_them() -> None:
 
 def test_channels_have_numbers_of_their_own() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Identity())
-    card = Card((2, 1, 1), ("a", "b"), Normalisation((1.0, 10.0), (2.0, 5.0)), "float64")
-    model = PortableModel(module, card, {"name": "given", "options": {}}, ORIGIN)
+    signature = Signature((2, 1, 1), ("a", "b"), Normalisation((1.0, 10.0), (2.0, 5.0)), "float64")
+    model = PortableModel(module, signature, {"name": "given", "options": {}}, ORIGIN)
     found = model.predict(np.array([[[[3.0]], [[20.0]]]])).probabilities
     assert found == pytest.approx(torch.tensor([[1.0, 2.0]]).softmax(-1).numpy(), abs=1e-7)
 
@@ -141,8 +141,10 @@ def test_many_samples_are_answered_some_at_a_time() -> None:
 
 
 def test_the_answers_are_a_table() -> None:
-    card = replace(DIGITS, class_names=("a,b", 'say "hi"', *"cdefghij"))
-    found = make(card=card).predict(pixels(2))._replace(labels=np.array([1, 0]), class_names=['say "hi"', "a,b"])
+    signature = replace(DIGITS, class_names=("a,b", 'say "hi"', *"cdefghij"))
+    found = (
+        make(signature=signature).predict(pixels(2))._replace(labels=np.array([1, 0]), class_names=['say "hi"', "a,b"])
+    )
     table = found.to_csv().splitlines()
     assert table[0] == "sample,class,probability"
     assert table[1] == f'0,"say ""hi""",{found.probabilities[0, 1]:.6f}'
@@ -178,9 +180,9 @@ def test_grey_images_may_have_no_channels_or_have_them_last(shape: tuple[int, ..
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_channels_may_come_last(alone: bool) -> None:
-    card = Card((3, 4, 5), ("a", "b"), Normalisation((1.0, 2.0, 3.0), (1.0, 2.0, 4.0)), "float32")
+    signature = Signature((3, 4, 5), ("a", "b"), Normalisation((1.0, 2.0, 3.0), (1.0, 2.0, 4.0)), "float32")
     module = nn.Sequential(nn.Flatten(), nn.Linear(60, 2)).eval()
-    model = PortableModel(module, card, {"name": "given", "options": {}}, {"client": "global"})
+    model = PortableModel(module, signature, {"name": "given", "options": {}}, {"client": "global"})
     images = np.arange(2 * 60).reshape(2, 3, 4, 5)
     images = images[:1] if alone else images
     turned = np.moveaxis(images, 1, 3)
@@ -190,7 +192,7 @@ def test_channels_may_come_last(alone: bool) -> None:
 
 def test_a_network_that_cannot_answer() -> None:
     assert "cannot be answered by this network" in sentence(make_given("dropped").predict, np.zeros((1, 4)))
-    model = replace(make(), card=replace(DIGITS, class_names=("a", "b")))
+    model = replace(make(), signature=replace(DIGITS, class_names=("a", "b")))
     assert "an answer [6, 10] torch.float32 from a model of 2 classes" in sentence(model.predict, pixels())
 
 
@@ -218,7 +220,7 @@ def test_safetensors_come_back_as_they_were(tmp_path: Path, name: str, dtype: st
     state = torch.random.get_rng_state()
     again = load_model(tmp_path / "model.safetensors")
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert (again.card, again.architecture, again.origin) == (model.card, model.architecture, model.origin)
+    assert (again.signature, again.architecture, again.origin) == (model.signature, model.architecture, model.origin)
     assert not again.module.training
     x = np.random.default_rng(0).normal(size=(3, *shape))
     assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
@@ -236,7 +238,7 @@ def test_safetensors_are_a_state_dict_for_plain_pytorch(tmp_path: Path) -> None:
         assert list(file.metadata()) == ["fedmate"]
         note = json.loads(json.loads(file.metadata()["fedmate"])["note"])
     assert (note["format"], note["origin"], note["architecture"]["name"]) == (1, ORIGIN, "digits_cnn")
-    assert note["card"]["normalisation"] == {"mean": [4.884], "std": [6.017]}
+    assert note["signature"]["normalisation"] == {"mean": [4.884], "std": [6.017]}
 
 
 def test_the_same_model_is_the_same_bytes(tmp_path: Path) -> None:
@@ -300,12 +302,12 @@ def test_paths_that_are_no_models(tmp_path: Path) -> None:
 
 def note(**changes: Any) -> dict[str, Any]:
     model = make()
-    whole = {"format": 1, "card": model.card.to_dict(), "architecture": model.architecture, "origin": ORIGIN}
+    whole = {"format": 1, "signature": model.signature.to_dict(), "architecture": model.architecture, "origin": ORIGIN}
     return {**whole, **changes}
 
 
-def with_card(**changes: Any) -> dict[str, Any]:
-    return note(card={**note()["card"], **changes})
+def with_signature(**changes: Any) -> dict[str, Any]:
+    return note(signature={**note()["signature"], **changes})
 
 
 def with_method(options: Any, name: Any = "moon", **network: Any) -> dict[str, Any]:
@@ -315,15 +317,18 @@ def with_method(options: Any, name: Any = "moon", **network: Any) -> dict[str, A
 
 WRONG_NOTES: dict[str, tuple[Any, str]] = {
     "another version": (note(format=2), "it is of format 2"),
-    "no card": (note(card=None), "its description is not fedmate's"),
-    "no shape": (with_card(input_shape=[]), "its description"),
-    "negative shape": (with_card(input_shape=[1, -8, 8]), "its description makes no sense"),
-    "no classes": (with_card(class_names=[]), "its description makes no sense"),
-    "strange precision": (with_card(dtype="load"), "its description makes no sense"),
-    "no spread": (with_card(normalisation={"mean": [0], "std": [0]}), "its description makes no sense"),
-    "words": (with_card(normalisation={"mean": ["a"], "std": [1]}), "its description is not fedmate's"),
-    "beyond numbers": (with_card(normalisation={"mean": [10**400], "std": [1]}), "its description is not fedmate's"),
-    "other classes": (with_card(class_names=["a", "b"]), "its tensors do not fit its architecture"),
+    "no signature": (note(signature=None), "its description is not fedmate's"),
+    "no shape": (with_signature(input_shape=[]), "its description"),
+    "negative shape": (with_signature(input_shape=[1, -8, 8]), "its description makes no sense"),
+    "no classes": (with_signature(class_names=[]), "its description makes no sense"),
+    "strange precision": (with_signature(dtype="load"), "its description makes no sense"),
+    "no spread": (with_signature(normalisation={"mean": [0], "std": [0]}), "its description makes no sense"),
+    "words": (with_signature(normalisation={"mean": ["a"], "std": [1]}), "its description is not fedmate's"),
+    "beyond numbers": (
+        with_signature(normalisation={"mean": [10**400], "std": [1]}),
+        "its description is not fedmate's",
+    ),
+    "other classes": (with_signature(class_names=["a", "b"]), "its tensors do not fit its architecture"),
     "unknown network": (note(architecture={"name": "digits_cn", "options": {}}), "did you mean `digits_cnn`?"),
     "another network": (note(architecture={"name": "cifar_cnn", "options": {}}), "cannot read inputs of shape"),
     "unknown option": (
