@@ -112,7 +112,8 @@ def test_clients_that_diverge_have_answered(tmp_path: Path) -> None:
     ready = built("fedavg", 1e300)
     expected = Sequential(ready.method, ready.federation, make_key(3)).run_round(start(ready), Round(0, (0, 1), False))
     transport = Loop(ready, tmp_path)
-    remote = Remote(ready.method, ready.federation, make_key(3), transport, min_clients=2)
+    remote = Remote(ready.method, ready.federation, make_key(3), transport)
+    remote.min_clients = 2
     found = remote.run_round(start(ready), Round(0, (0, 1), False))
     assert [report.valid for report in found.reports] == [False, False]
     # As texts, for NaN is unlike itself.
@@ -204,7 +205,8 @@ def test_too_few_answers_ask_again_and_then_stop(tmp_path: Path) -> None:
 
     transport = Loop(ready, tmp_path)
     transport.change = change
-    backend = Remote(ready.method, ready.federation, make_key(3), transport, min_clients=2)
+    backend = Remote(ready.method, ready.federation, make_key(3), transport)
+    backend.min_clients = 2
     params = ready.method.setup.model.init_params()
     server = ready.method.init_server(params, CLIENTS, make_key(0))
     found = backend.run_round(server, Round(0, (0, 1, 3), evaluate=False))

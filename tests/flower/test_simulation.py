@@ -378,7 +378,7 @@ def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: 
     begin(tmp_path / "run", built)
     monkeypatch.chdir(tmp_path)
     backend = flower(built)
-    assert (backend.min_clients, backend.patience, backend.given) == (1, 600.0, NOTHING)
+    assert (backend.min_clients, backend.patience, backend.inputs) == (1, 600.0, None)
     assert [note.partition(" is set")[0] for note in backend.notes] == ["`chunk_size`"]
     backend.min_clients, backend.patience = 3, 5.0
 
@@ -424,8 +424,8 @@ def test_nothing_calls_home_even_where_flower_was_loaded_before(monkeypatch: pyt
 
 def test_every_module_may_be_the_first_to_be_imported() -> None:
     """A worker begins with one that nobody else begins with."""
-    sites, flower = ("remote", "site"), ("backend", "client", "simulation")
-    names = [*(f"fedmate.sites.{name}" for name in sites), *(f"fedmate.flower.{name}" for name in flower)]
+    flower = ("backend", "client", "simulation", "node")
+    names = [f"fedmate.flower.{name}" for name in flower]
     # A fresh start for each, but for what other packages have loaded.
     script = """
 import importlib, sys

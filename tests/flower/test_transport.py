@@ -442,7 +442,8 @@ def a_round(
             return change(content) if client == 1 else content
 
         grid.reply, ready = reply, built()
-        remote = Remote(ready.method, ready.federation, make_key(0), transport(grid), min_clients=min_clients)
+        remote = Remote(ready.method, ready.federation, make_key(0), transport(grid))
+        remote.min_clients = min_clients
         return remote.run_round(server(), Round(0, (0, 1, 2), evaluate=False)), remote.reasons
 
     return run

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -159,6 +159,9 @@ class Backend(ABC):
     Attributes:
         notes: sentences for the user, until somebody tells them.
         reasons: why clients did not count in the last round, where it is something else than `NOT_FINITE`.
+        min_clients, patience: how many clients must answer in a round, and how many seconds to wait for the next
+            answer, where clients are remote.
+        inputs: data and a network that came from Python, for clients in other processes.
     """
 
     is_remote: ClassVar[bool] = False
@@ -178,6 +181,8 @@ class Backend(ABC):
         self.precision: Precision = precision
         self.notes: list[str] = []
         self.reasons: dict[int, str] = {}
+        self.min_clients, self.patience = 1, 600.0
+        self.inputs: Any = None
         self.method = method
         self.federation = federation
         self.key = key
@@ -195,6 +200,11 @@ class Backend(ABC):
     @abstractmethod
     def restore(self, states: Mapping[int, Tree]) -> None:
         """Put some clients back into the states they had at another time."""
+
+    @classmethod
+    def stored_client(cls, folder: Path, client: int, round_number: int, initial: Tree) -> Tree:
+        """Return the state that a remote client of the run in `folder` keeps, or raise `UserError`."""
+        raise NotImplementedError("the clients of this back end are in the checkpoint")
 
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:

@@ -10,7 +10,6 @@ import typer
 
 from fedmate.cli.app import Command, one_line
 from fedmate.errors import UserError
-from fedmate.flower.keys import AUTHORITY_DAYS, DAYS, make_keys, site_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,10 +32,12 @@ def keys(
     ] = None,
     sites: Annotated[str, typer.Option(metavar="N", help="How many sites, or their names: `berlin,essen`.")] = "",
     days: Annotated[
-        int, typer.Option(metavar="N", min=1, max=AUTHORITY_DAYS, help="How long the server's certificate is good.")
-    ] = DAYS,
+        int, typer.Option(metavar="N", min=1, max=3650, help="How long the server's certificate is good.")
+    ] = 397,
 ) -> None:
     """Make the certificate of a server and the keys of sites; add to them later."""
+    from fedmate.flower.keys import make_keys, site_names
+
     if not server and not sites:
         raise UserError("`fedmate deploy keys` makes nothing yet; give `--server`, `--sites` or both.")
     items = make_keys(folder, server or [], site_names(sites) if sites else [], days)

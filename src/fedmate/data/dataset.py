@@ -136,6 +136,13 @@ class Dataset(ABC):
         """The classes that dominate clients together in the partition `share`; its own rule if there are none."""
         return ()
 
+    def stand_ins(self) -> Arrays | None:
+        """Return samples of the right shape where clients hold the data, and `load` reads none; otherwise `None`."""
+        return None
+
+    def check_site(self, arrays: Arrays) -> None:  # noqa: B027 most have nothing to check
+        """Raise `UserError` if a site's own data is not what `stand_ins` stands for."""
+
     @abstractmethod
     def load(self, folder: Path) -> Arrays:
         """Read the arrays; `folder` is where data sets lie."""

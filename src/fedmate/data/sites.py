@@ -74,6 +74,21 @@ class AtSites(Dataset):
         zero = Samples(np.zeros((1, *self.shape), np.uint8), np.zeros(1, np.int64))
         return Arrays(zero, zero, self.classes, self.normalisation)
 
+    def check_site(self, arrays: Arrays) -> None:
+        """Raise `UserError` if a site's samples have another shape or type than is declared."""
+        shape = arrays.train.x.shape[1:]
+        if shape != self.shape:
+            hint = " (of images, `data.size` and `data.grey` say how they are read)" if len(shape) == 3 else ""
+            raise UserError(
+                f"its samples have the shape {list(shape)}, those of the experiment {list(self.shape)}; give them "
+                f"that shape{hint}."
+            )
+        if self.is_of_bytes and arrays.train.x.dtype != np.uint8:
+            raise UserError(
+                f"its images hold {arrays.train.x.dtype} values, but the experiment takes bytes, 0 to 255; store them "
+                "as uint8, or let the experiment declare `mean` and `std`."
+            )
+
     def _check(self) -> None:
         if len(self.classes) < 2:
             found = f"has `{self.classes[0]}` alone" if self.classes else "is empty"

@@ -20,7 +20,6 @@ from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.deal import Deal, deal, federate
 from fedmate.experiment.given import NOTHING, Given
 from fedmate.experiment.signature import Signature
-from fedmate.flower.backend import Flower
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
@@ -97,8 +96,7 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
         chunk_size=general.chunk_size,
         precision=general.precision,
     )
-    if isinstance(backend, Flower):
-        backend.min_clients, backend.patience, backend.given = general.min_clients, general.patience, given
+    backend.min_clients, backend.patience, backend.inputs = general.min_clients, general.patience, given
     # What it notices later is told when it does.
     notes += backend.notes
     backend.notes.clear()

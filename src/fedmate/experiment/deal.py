@@ -17,7 +17,6 @@ from fedmate.core import ClientData, Federation, rows_of
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
 from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
 from fedmate.data.paths import data_folder
-from fedmate.data.sites import AtSites
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.given import Given
@@ -112,8 +111,9 @@ def _load(name: str, dataset: Dataset, folder: Path) -> Arrays:
 def deal(experiment: Experiment, given: Given) -> Deal:
     """Load the data set and give its samples out, or raise `UserError`."""
     dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
-    if isinstance(dataset, AtSites):
-        return _stand_ins(experiment, dataset)
+    stand_ins = dataset.stand_ins()
+    if stand_ins is not None:
+        return _at_sites(experiment, stand_ins)
     arrays = given.data.arrays if given.data else _load(experiment.dataset.name, dataset, data_folder(given.folder))
     hands = given.data.client_rows if given.data else None
     held = np.array([], np.int64) if hands else _hold_back(experiment, arrays)
@@ -190,7 +190,7 @@ def held_out(experiment: Experiment, num_clients: int) -> set[int]:
     return set(random_of(experiment, b"holdout").permutation(num_clients)[:count].tolist())
 
 
-def _stand_ins(experiment: Experiment, dataset: AtSites) -> Deal:
+def _at_sites(experiment: Experiment, arrays: Arrays) -> Deal:
     """Give each client one sample that means nothing, or raise `UserError` if there is something to be dealt."""
     partition, general = experiment.partition, experiment.general
     settings = {
@@ -206,7 +206,7 @@ def _stand_ins(experiment: Experiment, dataset: AtSites) -> Deal:
                 f"`{key}` is `{found}`, but `dataset.name` is `sites`, where samples lie with their clients and are "
                 f"taken as they are; leave `{key}` out."
             )
-    arrays, row = dataset.stand_ins(), np.zeros(1, np.int64)
+    row = np.zeros(1, np.int64)
     return Deal(
         arrays,
         content_digest(arrays),

@@ -21,7 +21,6 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.recorder import Recorder, check_free, unusable
 from fedmate.experiment.run import Observer, begin, run
-from fedmate.flower.backend import Flower
 
 LENIENT = ("min_clients", "patience")
 """What a run may go on with other values of: how long to wait, and for how many."""
@@ -195,7 +194,7 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
 
 def _wait_as_asked(job: Job, asked: Experiment, request: Request) -> None:
     """Wait for clients as a file or a setting says now; what neither names stays as it was."""
-    if job.built is not None and isinstance(job.built.backend, Flower):
+    if job.built is not None and job.built.backend.is_remote:
         named = request.settings.values.keys() | (set() if request.base is None else request.base.values.keys())
         check_min_clients(asked.general, len(job.built.federation.clients))
         for key in named & set(LENIENT):

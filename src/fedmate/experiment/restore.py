@@ -19,8 +19,6 @@ from fedmate.experiment.given import Given
 from fedmate.experiment.jobs import stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.signature import Signature
-from fedmate.flower.backend import identity
-from fedmate.flower.client_state import SITES, ClientState
 
 Content = TypeVar("Content")
 
@@ -71,15 +69,10 @@ class Restored:
         """Return a client's state."""
         params = self.method.setup.model.init_params()
         initial = self.method.init_client(params, fold(self.key, "client", client))
-        if not BACKENDS[self.experiment.general.backend].is_remote:
-            return self.checkpoint.client(client, initial)
-        place = self.folder / SITES
-        if not place.is_dir():
-            raise UserError(
-                f"`{self.folder}` has no states of clients: each site keeps its own, and its model; ask there with "
-                "`fedmate deploy status`."
-            )
-        return ClientState(place, identity(self.folder), client).begin(self.round, initial)
+        backend = BACKENDS[self.experiment.general.backend]
+        if backend.is_remote:
+            return backend.stored_client(self.folder, client, self.round, initial)
+        return self.checkpoint.client(client, initial)
 
     def download(self, client: Tensor) -> Tree:
         """Return the next broadcast, as a client would receive it."""

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from fedmate import storage
 from fedmate.backends.precision import Precision
-from fedmate.core import Federation, Method
+from fedmate.core import Federation, Method, Tree
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.given import NOTHING, Given
+from fedmate.flower.client_state import SITES, ClientState
 from fedmate.flower.environment import need_flower
 from fedmate.flower.messages import Reply, Request, Transport
 from fedmate.flower.remote import Remote
@@ -67,8 +68,6 @@ class Flower(Remote):
     """Clients that Flower runs: virtual ones on this machine, or sites of their own.
 
     Attributes:
-        patience: seconds to wait for the next answer of a round; then those that are missing are left out.
-        given: data and a network that came from Python, which virtual clients need, too.
         reach: makes clients reachable; a simulation, unless it is set.
     """
 
@@ -84,18 +83,27 @@ class Flower(Remote):
         """Remember what to do, or raise `UserError` without Flower; nothing is started before `at_work`."""
         need_flower()
         super().__init__(method, federation, key, _Nobody(), precision=precision)
-        self.patience = 600.0
-        self.given = NOTHING
         self.reach: Reach = simulated
         if chunk_size:
             self.notes.append("`chunk_size` is set, but each client is a process of its own on the back end `flower`.")
+
+    @classmethod
+    def stored_client(cls, folder: Path, client: int, round_number: int, initial: Tree) -> Tree:
+        """Return the state of a virtual client; sites keep theirs elsewhere, which raises `UserError`."""
+        place = folder / SITES
+        if not place.is_dir():
+            raise UserError(
+                f"`{folder}` has no states of clients: each site keeps its own, and its model; ask there with "
+                "`fedmate deploy status`."
+            )
+        return ClientState(place, identity(folder), client).begin(round_number, initial)
 
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:
         """Make clients reachable for the rounds of the run in `folder`."""
         clients = len(self.federation.clients)
         token, done = identity(folder), Checkpoint(folder).standing.round
-        work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.given, done)
+        work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.inputs or NOTHING, done)
         with self.reach(work) as transport:
             self.transport = transport
             try:

@@ -58,7 +58,6 @@ class Remote(Backend):
     Args:
         method, federation, key, precision: as for every back end; of clients' samples only a shape is looked at.
         transport: who brings requests and answers.
-        min_clients: how many must answer for a round to count.
     """
 
     is_remote = True
@@ -70,12 +69,11 @@ class Remote(Backend):
         key: Tensor,
         transport: Transport,
         *,
-        min_clients: int = 1,
         precision: Precision = "strict",
     ) -> None:
         """Remember whom to ask."""
         super().__init__(method, federation, key, precision=precision)
-        self.transport, self.min_clients = transport, min_clients
+        self.transport = transport
         self._like: Tree | None = None
 
     @classmethod

@@ -23,7 +23,6 @@ from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples, hold_back
 from fedmate.data.files import ImageDataset
 from fedmate.data.paths import data_folder, expand
-from fedmate.data.sites import AtSites
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
@@ -87,20 +86,20 @@ def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> t
         UserError: its data cannot be read, or is not what the experiment declares.
     """
     declared: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
-    if not isinstance(declared, AtSites):
+    expected = declared.stand_ins()
+    if expected is None:
         raise UserError(
             f"`{site.path}` describes a site's own data, but `dataset.name` of the experiment is "
             f"`{experiment.dataset.name}`, of which clients get a share; choose an experiment on `sites`, or leave the "
             "file out."
         )
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
-    classes = declared.stand_ins().class_names
     with _told(site.path):
         loader: Dataset = DATASETS[site.loader.name](**site.loader.options)
         arrays = _load(loader, site.state if keep else None)
-        _check_samples(arrays, declared)
-        train, test = _split(_numbered(arrays, site.class_names, classes), experiment)
-        return ready(experiment, declared.normalisation, train), ready(experiment, declared.normalisation, test)
+        declared.check_site(arrays)
+        train, test = _split(_numbered(arrays, site.class_names, expected.class_names), experiment)
+        return ready(experiment, expected.normalisation, train), ready(experiment, expected.normalisation, test)
 
 
 @contextmanager
@@ -146,21 +145,6 @@ def _class_names(found: object) -> tuple[str, ...]:
     if twice is not None:
         raise UserError(f"`data.class_names` has `{twice}` twice; give each label a name of its own.")
     return tuple(found)
-
-
-def _check_samples(arrays: Arrays, declared: AtSites) -> None:
-    shape = arrays.train.x.shape[1:]
-    if shape != declared.shape:
-        hint = " (of images, `data.size` and `data.grey` say how they are read)" if len(shape) == 3 else ""
-        raise UserError(
-            f"its samples have the shape {list(shape)}, those of the experiment {list(declared.shape)}; give them that "
-            f"shape{hint}."
-        )
-    if declared.is_of_bytes and arrays.train.x.dtype != np.uint8:
-        raise UserError(
-            f"its images hold {arrays.train.x.dtype} values, but the experiment takes bytes, 0 to 255; store them as "
-            "uint8, or let the experiment declare `mean` and `std`."
-        )
 
 
 def _numbered(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -> Arrays:
