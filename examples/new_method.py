@@ -22,7 +22,7 @@ WEIGHTS = ("extractor", "classifier")
 class FedAvgM(Method):
     """Federated averaging with momentum at the server."""
 
-    bibtex: ClassVar[str] = """@misc{fedavgm2019, year = {2019}, eprint = {1909.06335}, archiveprefix = {arXiv},
+    citation: ClassVar[str] = """@misc{fedavgm2019, year = {2019}, eprint = {1909.06335}, archiveprefix = {arXiv},
   title = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
   author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew}}"""
     server_momentum: float = core.option(0.9, "share of the last move that is kept (beta)", Limits(at_least=0, below=1))

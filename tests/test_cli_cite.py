@@ -13,17 +13,15 @@ from tests.installed import installed_example
 from tests.test_cli import SMALL, Fedmate, lacking, refuse
 
 import fedmate
-from fedmate.citations import entries_of
-from fedmate.components.prior_calibration import BIBTEX
+from fedmate.citations import ADDITIONS, entries_of
 from fedmate.data import DATASETS
 from fedmate.methods import METHODS
-from fedmate.methods.fedavg import FedAvg
 
 FACTS = Path(__file__).parents[1] / "CITATION.cff"
 
 REFERENCES = {
-    **{f"method {name}": METHODS[name].bibtex for name in METHODS._rows},
-    "prior calibration": BIBTEX,
+    **{f"method {name}": "".join(entries_of(METHODS[name].citation).values()) for name in METHODS._rows},
+    **{what: "".join(entries_of(citation).values()) for what, citation in ADDITIONS.values()},
     **{f"data set {name}": DATASETS[name].bibtex for name in DATASETS.names()},
 }
 
@@ -161,8 +159,8 @@ def test_a_comparison_and_a_run_are_cited_with_everything_once(fedmate_: Fedmate
     assert software["note"] == f"Version {fedmate.__version__}"
     assert software["author"] == "{The fedmate developers}"
     assert software["title"] == "{fedmate}"
-    assert FedAvg.bibtex not in answer.out
-    assert METHODS["fedrep"].bibtex in answer.out
+    assert REFERENCES["method fedavg"] not in answer.out
+    assert REFERENCES["method fedrep"] in answer.out
 
 
 @pytest.mark.parametrize("tau", [0, 1])
@@ -215,8 +213,10 @@ def test_what_is_not_installed_here_is_named(fedmate_: Fedmate, tmp_path: Path) 
 
 
 def test_a_method_may_bring_several_entries(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Double(FedAvg):  # type: ignore[misc]
-        bibtex: ClassVar[str] = f"% ours\n@misc{{ours,\n  title = {{x}},\n  author = {{y}}\n}}\n\n{FedAvg.bibtex}\n"
+    class Double(METHODS["fedavg"]):  # type: ignore[misc]
+        citation: ClassVar[str] = (
+            f"% ours\n@misc{{ours,\n  title = {{x}},\n  author = {{y}}\n}}\n\n{REFERENCES['method fedavg']}\n"
+        )
 
     monkeypatch.setitem(METHODS._rows, "double", Double)
     runs = [write_run(tmp_path / name, name) for name in ("double", "fedavg")]

@@ -7,22 +7,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmate.components import prior_calibration, server_momentum
+from fedmate import methods
 from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
 from fedmate.methods import METHODS
 from fedmate.registry import Registry
 
-CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "dataset": ("data set", DATASETS)}
-"""By section of an experiment: what it names, and the table whose rows know what to cite."""
+CITED: dict[str, tuple[str, Registry[Any], str]] = {
+    "method": ("method", METHODS, "citation"),
+    "dataset": ("data set", DATASETS, "bibtex"),
+}
+"""By section of an experiment: its name, the table of its rows, and their attribute that says what to cite."""
 
 ADDITIONS = {
-    "calibration": ("prior calibration", prior_calibration.BIBTEX),
-    "server_momentum": ("server momentum", server_momentum.BIBTEX),
+    "calibration": ("prior calibration", "logitadjustment2021"),
+    "server_momentum": ("server momentum", "fedavgm2019"),
 }
 """By option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 
+METHOD_ENTRIES = Path(methods.__file__).with_name("citations.bib")
 ENTRY = re.compile(r"^@\w+\{([^\s,]+),.*?(?=^@|\Z)", re.MULTILINE | re.DOTALL)
 """An entry of BibTeX that begins its line, and its key."""
 
@@ -39,27 +43,29 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
     ]
     software, cited = _software(records), set[str]()
     for section, name in used:
-        what, table = CITED[section]
+        what, table, attribute = CITED[section]
         try:
-            entries = entries_of(table[name].bibtex)
+            entries = entries_of(getattr(table[name], attribute))
         except UserError:
             yield f"% {what} {name}: not found here, so its reference is not known"
             continue
         yield f"% {what} {name}: {', '.join(entries) or 'no reference'}"
         yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
         cited.update(entries)
-    for option, (what, bibtex) in ADDITIONS.items():
+    for option, (what, citation) in ADDITIONS.items():
         if any(record.config["method"].get(option) for record in records):
-            entries = entries_of(bibtex)
+            entries = entries_of(citation)
             yield f"% {what}: {', '.join(entries)}"
             yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
             cited.update(entries)
     yield from ("% software", software)
 
 
-def entries_of(bibtex: str) -> dict[str, str]:
-    """Return the entries of a text by key."""
-    return {found[1]: found[0].strip() for found in ENTRY.finditer(bibtex)}
+def entries_of(citation: str) -> dict[str, str]:
+    """Return entries of BibTeX by key: those of a text, or the one of fedmate's own methods that a key names."""
+    if citation.isidentifier():
+        return {citation: entries_of(METHOD_ENTRIES.read_text(encoding="utf-8"))[citation]}
+    return {found[1]: found[0].strip() for found in ENTRY.finditer(citation)}
 
 
 def _name(record: Record, section: str) -> str:

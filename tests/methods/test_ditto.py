@@ -184,15 +184,3 @@ def test_the_ledger_on_the_cifar_network() -> None:
 
 
 # -------------------- settings
-
-
-def test_what_ranks_it_its_default_and_how_the_authors_ran_it() -> None:
-    assert Ditto.headline == "post"
-    assert Ditto(setup=Setup(normed_model(), 3, 1, TRAINING)).proximal_weight == 1.0
-    assert Ditto.presets == {
-        "authors": {
-            "method": {"proximal_weight": 1.0},
-            "training": {"batch_size": 16, "epochs": 1, "learning_rate": 0.05, "momentum": 0.0, "weight_decay": 0.0},
-        }
-    }
-    assert Ditto.bibtex.startswith("@inproceedings{ditto2021,\n  title = ")

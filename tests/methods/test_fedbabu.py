@@ -241,16 +241,3 @@ def test_the_ledger_on_the_cifar_network() -> None:
 
 
 # -------------------- settings
-
-
-def test_what_ranks_it_its_defaults_and_how_the_authors_ran_it() -> None:
-    method = make(normed_model())
-    assert FedBABU.headline == "pre"
-    assert (method.tuning_epochs, method.tuning_learning_rate) == (5, None)
-    assert FedBABU.presets == {
-        "authors": {
-            "method": {"tuning_epochs": 5, "tuning_learning_rate": 0.001},
-            "training": {"batch_size": 50, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0},
-        }
-    }
-    assert FedBABU.bibtex.startswith("@inproceedings{fedbabu2022,\n  title = ")

@@ -1,4 +1,4 @@
-"""FedMate+ is FedMate with other defaults, and with its additions off it is FedMate."""
+"""FedMate+ is a preset of FedMate with a name; with its additions off it is FedMate."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import Method, Tree, make_key
+from fedmate.experiment.config import Layer, resolve
 from fedmate.methods import METHODS
 from fedmate.methods.fedmate import FedMate
-from fedmate.methods.fedmate_plus import FedMatePlus
 
 OFF = {"calibration": 0.0, "classifier_start": "own", "classifier_learning_rate": 0.1, "server_momentum": 0.0}
 """The paper's method."""
@@ -27,8 +27,8 @@ def rounds(method: Method) -> Tree:
     return server
 
 
-def plus(**options: object) -> FedMatePlus:
-    return FedMatePlus(setup=make().setup, **options)  # type: ignore[arg-type]
+def plus(**options: object) -> Method:
+    return METHODS["fedmate_plus"](setup=make().setup, **options)  # type: ignore[arg-type]
 
 
 def test_with_its_additions_off_it_is_fedmate_to_the_last_bit() -> None:
@@ -42,13 +42,18 @@ def test_each_addition_matters() -> None:
         assert not torch.allclose(found["classifier"]["weight"], everything["classifier"]["weight"], rtol=0, atol=1e-6)
 
 
-def test_it_sends_what_fedmate_sends() -> None:
-    for t in range(30):
-        assert plus().wire(t) == make().wire(t)
+def test_it_differs_from_fedmate_in_the_preset_alone() -> None:
+    preset = FedMate.presets["plus"]["method"]
+    ours, theirs = plus(), FedMate(setup=make().setup)
+    differing = {name: value for name, value in vars(ours).items() if value != getattr(theirs, name)}
+    assert {name: value for name, value in differing.items() if name != "setup"} == preset
+    assert preset.keys() == OFF.keys()
 
 
-def test_it_differs_from_fedmate_in_its_defaults_alone() -> None:
-    assert METHODS["fedmate_plus"] is FedMatePlus
-    assert FedMatePlus.__mro__[1] is FedMate
-    differing = {name: value for name, value in vars(plus()).items() if value != getattr(make(), name)}
-    assert differing.keys() - {"setup"} == OFF.keys()
+def test_a_name_and_a_preset_are_one_method() -> None:
+    named, chosen = (
+        resolve([Layer("test", {"method": method})]).method
+        for method in ({"name": "fedmate_plus"}, {"name": "fedmate", "preset": "plus"})
+    )
+    assert (named.name, chosen.name) == ("fedmate_plus", "fedmate")
+    assert named.options == chosen.options

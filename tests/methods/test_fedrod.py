@@ -253,9 +253,3 @@ def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
         initial = model.init_params()["buffers"]["1.running_mean"]
         assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
         assert not torch.equal(held["1.running_mean"], initial)
-
-
-def test_defaults() -> None:
-    method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
-    assert (method.balanced, method.headline) == (True, "pre")
-    assert method.bibtex.startswith("@inproceedings{fedrod2022,")

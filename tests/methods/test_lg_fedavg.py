@@ -164,13 +164,3 @@ def test_the_ledger_on_the_cifar_network() -> None:
 
 
 # -------------------- settings
-
-
-def test_what_ranks_it_and_how_the_authors_ran_it() -> None:
-    assert LGFedAvg.headline == "post"
-    assert LGFedAvg.presets == {
-        "authors": {
-            "training": {"batch_size": 50, "epochs": 1, "learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.0}
-        }
-    }
-    assert LGFedAvg.bibtex.startswith("@misc{lgfedavg2020,\n  title = ")

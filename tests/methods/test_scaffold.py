@@ -250,9 +250,3 @@ def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
         initial = model.init_params()["buffers"]["1.running_mean"]
         assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
         assert not torch.equal(held["1.running_mean"], initial)
-
-
-def test_defaults_are_the_papers() -> None:
-    method = Scaffold(setup=Setup(normed_model(), 3, 1, TRAINING))
-    assert (method.momentum, method.server_learning_rate, method.headline) == (0.0, 1.0, "pre")
-    assert method.bibtex.startswith("@inproceedings{scaffold2020,")

@@ -25,28 +25,18 @@ from fedmate.errors import UserError
 BARRIER = -1e9
 """What stands for log 0: so low that nothing is left of a class, and finite, so that nothing becomes NaN."""
 
-BIBTEX = """@inproceedings{logitadjustment2021,
-  title = {Long-tail learning via logit adjustment},
-  author = {Menon, Aditya Krishna and Jayasumana, Sadeep and Rawat, Ankit Singh and Jain, Himanshu and Veit, Andreas
-    and Kumar, Sanjiv},
-  booktitle = {International Conference on Learning Representations},
-  year = {2021}
-}"""
-"""What to cite for it."""
-
-LIMITS = Limits(at_least=0, at_most=10)
-CALIBRATION = "weight of log class shares in clients' training loss, prior calibration (tau); 0 is off"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated(Method):
     """A method whose clients can train with prior calibration."""
 
-    calibration: float = option(0.0, CALIBRATION, LIMITS)
-    absent_share: float = option(
+    calibration: float = option(
         0.0,
-        "what a class that a client lacks counts for in p_i; 0 leaves it out",
-        Limits(at_least=0, below=1),
+        "weight of log class shares in clients' training loss, prior calibration (tau); 0 is off",
+        Limits(at_least=0, at_most=10),
+    )
+    absent_share: float = option(
+        0.0, "pseudo-frequency of classes that a client lacks in p_i; 0 masks them", Limits(at_least=0, below=1)
     )
     own_prior: bool = option(False, "add log class shares to global models on the own test only: calibration's control")
 

@@ -22,18 +22,6 @@ from fedmate.core.method import Method
 from fedmate.core.options import Limits, option
 from fedmate.core.tree import Tree, select, tree_map, where
 
-BIBTEX = """@misc{fedavgm2019,
-  title = {Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
-  author = {Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew},
-  year = {2019},
-  eprint = {1909.06335},
-  archiveprefix = {arXiv}
-}"""
-"""What to cite for it."""
-
-SERVER_MOMENTUM = "share of the server's last move that it makes once more (beta); 0 is off"
-LIMITS = Limits(at_least=0, below=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMomentum(Method):
@@ -42,7 +30,7 @@ class ServerMomentum(Method):
     moving: ClassVar[tuple[str, ...]] = ("extractor",)
     """The parts of the model that do. Buffers never: a variance must not be carried below zero."""
 
-    server_momentum: float = option(0.0, SERVER_MOMENTUM, LIMITS)
+    server_momentum: float = option(0.0, "server momentum (beta); 0 is off", Limits(at_least=0, below=1))
 
     def at_rest(self, params: Tree) -> Tree:
         """Return what a server keeps for it besides its model: no velocity yet, or nothing at all without momentum."""

@@ -99,8 +99,8 @@ class Method(ABC):
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
     """Named groups of values, by section: its own hyper-parameters under `method`, others under `training`."""
 
-    bibtex: ClassVar[str] = ""
-    """The paper to cite, as an entry of BibTeX; empty where there is none."""
+    citation: ClassVar[str] = ""
+    """The paper to cite: the key of an entry in methods/citations.bib, or an entry of BibTeX; empty for none."""
 
     setup: Setup
 

@@ -52,13 +52,7 @@ class Ditto(Calibrated):
         },
     }
 
-    bibtex: ClassVar[str] = """@inproceedings{ditto2021,
-  title = {Ditto: Fair and Robust Federated Learning Through Personalization},
-  author = {Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
-  booktitle = {Proceedings of the 38th International Conference on Machine Learning},
-  pages = {6357--6368},
-  year = {2021}
-}"""
+    citation: ClassVar[str] = "ditto2021"
 
     proximal_weight: float = option(
         1.0, "how strongly personal models are drawn to the average (lambda); 0 is Local", Limits(at_least=0)

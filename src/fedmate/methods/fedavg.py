@@ -39,15 +39,7 @@ class FedAvg(Calibrated, ServerMomentum):
     is_common: ClassVar[bool] = True
     moving: ClassVar[tuple[str, ...]] = ("extractor", "classifier")
 
-    bibtex: ClassVar[str] = r"""@inproceedings{fedavg2017,
-  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Ag{\"u}era y Arcas}, Blaise},
-  booktitle = {Proceedings of the 20th International Conference on Artificial Intelligence and Statistics (AISTATS)},
-  series = {Proceedings of Machine Learning Research},
-  volume = {54},
-  pages = {1273--1282},
-  year = {2017}
-}"""
+    citation: ClassVar[str] = "fedavg2017"
 
     tuning_epochs: int = option(
         5, "epochs of the `classifier_tuned` view: the global model, its classifier fine-tuned", Limits(at_least=0)

@@ -55,12 +55,7 @@ class FedBABU(Calibrated):
         },
     }
 
-    bibtex: ClassVar[str] = """@inproceedings{fedbabu2022,
-  title = {{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
-  author = {Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young},
-  booktitle = {International Conference on Learning Representations},
-  year = {2022}
-}"""
+    citation: ClassVar[str] = "fedbabu2022"
 
     tuning_epochs: int = option(5, "epochs of fine-tuning, of `pre` and `classifier_tuned`", Limits(at_least=0))
     tuning_learning_rate: float | None = option(

@@ -70,15 +70,7 @@ class FedFA(Method):
         }
     }
 
-    bibtex: ClassVar[str] = """@article{fedfa2024,
-  title = {{FedFA}: Federated Learning with Feature Anchors to Align Features and Classifiers for Heterogeneous Data},
-  author = {Zhou, Tailin and Zhang, Jun and Tsang, Danny H. K.},
-  journal = {IEEE Transactions on Mobile Computing},
-  volume = {23},
-  number = {6},
-  pages = {6731--6742},
-  year = {2024}
-}"""
+    citation: ClassVar[str] = "fedfa2024"
 
     anchor_weight: float = option(0.1, "weight of the distance to the anchors (Lambda)", NOT_NEGATIVE)
     anchor_momentum: float = option(

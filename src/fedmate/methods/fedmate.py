@@ -23,7 +23,7 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -57,23 +57,25 @@ from fedmate.core import (
 NOT_NEGATIVE = Limits(at_least=0)
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class FedMate(Calibrated, ServerMomentum):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {"method": {"classifier_learning_rate": 0.1}},
+        # FedMate+ (docs/beyond.md): a personal model that serves any distribution of classes.
+        "plus": {
+            "method": {
+                "calibration": 1.0,
+                "classifier_start": "global",
+                "classifier_learning_rate": 0.02,
+                "server_momentum": 0.5,
+            }
+        },
     }
 
-    bibtex: ClassVar[str] = """@inproceedings{fedmate2025,
-  title = {Choice Outweighs Effort: Facilitating Complementary Knowledge Fusion in Federated Learning
-    via Re-calibration and Merit-discrimination},
-  author = {Yang, Ming and Li, Dongrun and Wang, Xin and Yu, Xiaoyang and Wu, Xiaoming and He, Shibo},
-  booktitle = {European Conference on Artificial Intelligence (ECAI)},
-  series = {Frontiers in Artificial Intelligence and Applications},
-  year = {2025},
-  doi = {10.3233/FAIA251150}
-}"""
+    citation: ClassVar[str] = "fedmate2025"
 
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", NOT_NEGATIVE)
     classifier_learning_rate: float = option(0.1, "step size of those passes", NOT_NEGATIVE)

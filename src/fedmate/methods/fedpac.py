@@ -72,12 +72,7 @@ class FedPAC(Calibrated, ServerMomentum):
         },
     }
 
-    bibtex: ClassVar[str] = """@inproceedings{fedpac2023,
-  title = {Personalized Federated Learning with Feature Alignment and Classifier Collaboration},
-  author = {Xu, Jian and Tong, Xinyi and Huang, Shao-Lun},
-  booktitle = {International Conference on Learning Representations},
-  year = {2023}
-}"""
+    citation: ClassVar[str] = "fedpac2023"
 
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", Limits(at_least=0))
     classifier_learning_rate: float = option(0.1, "step size of those passes", Limits(at_least=0))

@@ -33,12 +33,7 @@ from fedmate.core import (
 class FedPer(Calibrated):
     """Federated averaging with personal last layers, trained together with the shared ones."""
 
-    bibtex: ClassVar[str] = """@article{fedper2019,
-  title = {Federated Learning with Personalization Layers},
-  author = {Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  journal = {arXiv preprint arXiv:1912.00818},
-  year = {2019}
-}"""
+    citation: ClassVar[str] = "fedper2019"
 
     personal_layers: int = option(
         1, "how many of the last layers stay with the client (K_P); 0 is FedAvg", Limits(at_least=0)

@@ -41,15 +41,7 @@ class FedProto(Method):
         }
     }
 
-    bibtex: ClassVar[str] = """@inproceedings{fedproto2022,
-  title = {{FedProto}: Federated Prototype Learning across Heterogeneous Clients},
-  author = {Tan, Yue and Long, Guodong and Liu, Lu and Zhou, Tianyi and Lu, Qinghua and Jiang, Jing and Zhang, Chengqi},
-  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
-  volume = {36},
-  number = {8},
-  pages = {8432--8440},
-  year = {2022}
-}"""
+    citation: ClassVar[str] = "fedproto2022"
 
     prototype_weight: float = option(
         1.0, "weight of the distance to the prototypes (lambda); 0 is Local", Limits(at_least=0)

@@ -45,15 +45,7 @@ class FedProx(Calibrated):
             "training": {"batch_size": 10, "epochs": 20, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0},
         }
     }
-    bibtex: ClassVar[str] = """@inproceedings{fedprox2020,
-  title = {Federated Optimization in Heterogeneous Networks},
-  author = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
-    Smith, Virginia},
-  booktitle = {Proceedings of Machine Learning and Systems},
-  volume = {2},
-  pages = {429--450},
-  year = {2020}
-}"""
+    citation: ClassVar[str] = "fedprox2020"
 
     proximal_weight: float = option(
         0.1, "weight of half the squared distance to the received model (mu); 0 is FedAvg", Limits(at_least=0)

@@ -48,15 +48,7 @@ class FedRep(Calibrated):
         },
     }
 
-    bibtex: ClassVar[str] = """@inproceedings{fedrep2021,
-  title = {Exploiting Shared Representations for Personalized Federated Learning},
-  author = {Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
-  booktitle = {Proceedings of the 38th International Conference on Machine Learning (ICML)},
-  series = {Proceedings of Machine Learning Research},
-  volume = {139},
-  pages = {2089--2099},
-  year = {2021}
-}"""
+    citation: ClassVar[str] = "fedrep2021"
 
     classifier_epochs: int = option(1, "passes that train the classifier, the extractor frozen", Limits(at_least=0))
     classifier_learning_rate: float = option(0.1, "step size of those passes", Limits(at_least=0))

@@ -56,12 +56,7 @@ from fedmate.errors import UserError
 class FedRoD(Calibrated):
     """A balanced generic classifier that is shared, and a personal one added to it."""
 
-    bibtex: ClassVar[str] = """@inproceedings{fedrod2022,
-  title = {On Bridging Generic and Personalized Federated Learning for Image Classification},
-  author = {Chen, Hong-You and Chao, Wei-Lun},
-  booktitle = {International Conference on Learning Representations},
-  year = {2022}
-}"""
+    citation: ClassVar[str] = "fedrod2022"
 
     balanced: bool = option(True, "balanced softmax for the generic classifier; off: plain cross-entropy")
 

@@ -38,13 +38,7 @@ class LGFedAvg(Calibrated):
         },
     }
 
-    bibtex: ClassVar[str] = """@misc{lgfedavg2020,
-  title = {Think Locally, Act Globally: Federated Learning with Local and Global Representations},
-  author = {Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P.
-    and Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe},
-  year = {2020},
-  note = {arXiv:2001.01523}
-}"""
+    citation: ClassVar[str] = "lgfedavg2020"
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server holds the classifier."""

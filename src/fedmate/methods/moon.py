@@ -63,13 +63,7 @@ class MOON(Calibrated):
             "training": {"batch_size": 64, "epochs": 10, "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
         }
     }
-    bibtex: ClassVar[str] = """@inproceedings{moon2021,
-  title = {Model-Contrastive Federated Learning},
-  author = {Li, Qinbin and He, Bingsheng and Song, Dawn},
-  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  pages = {10713--10722},
-  year = {2021}
-}"""
+    citation: ClassVar[str] = "moon2021"
 
     contrastive_weight: float = option(1.0, "weight of the contrastive loss (mu); 0 is FedAvg", Limits(at_least=0))
     temperature: float = option(0.5, "what cosines are divided by in that loss (tau)", Limits(above=0))

@@ -64,13 +64,7 @@ class Scaffold(Calibrated):
 
     is_common: ClassVar[bool] = True
 
-    bibtex: ClassVar[str] = """@inproceedings{scaffold2020,
-  title = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian
-  and Suresh, Ananda Theertha},
-  booktitle = {Proceedings of the 37th International Conference on Machine Learning},
-  year = {2020}
-}"""
+    citation: ClassVar[str] = "scaffold2020"
 
     momentum: float = option(0.0, "momentum of SGD; `training.momentum` is not used", Limits(at_least=0, below=1))
     server_learning_rate: float = option(1.0, "step size of the server (eta_g)", Limits(at_least=0))
