@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 
+from benchmarks.baselines.flower import Clock
+from benchmarks.case import Case, make_federation, make_method, make_randomness
+from benchmarks.tables import describe
 from fedmate import storage
 from fedmate.backends.base import itemise
-from fedmate.bench.case import Case, make_federation, make_method, make_randomness
-from fedmate.bench.results import describe
-from fedmate.bench.rivals.flower_simulation import Clock
 from fedmate.core import flatten, select, unflatten
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import Built, build

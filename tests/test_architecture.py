@@ -234,12 +234,10 @@ def test_the_areas_with_rules_exist() -> None:
         ("report/page.py", "from fedmate.experiment.run import run"),
         ("report/page.py", "from fedmate.core import Tree"),
         ("experiment/run.py", "from fedmate.cli import main"),
-        ("bench/run.py", "from fedmate.cli import main"),
         ("experiment/build.py", "from fedmate.flower.backend import Flower"),
         ("backends/sequential.py", "from fedmate.flower.backend import Flower"),
         ("flower/backend.py", "from fedmate.methods import METHODS"),
         ("flower/backend.py", "import scipy.optimize"),
-        ("methods/fedavg.py", "from fedmate.bench.case import Case"),
         ("experiment/run.py", "from fedmate import cli"),
         ("errors.py", "import fedmate.core"),
         ("storage.py", "import fedmate.core"),
@@ -258,7 +256,6 @@ def test_a_wrong_import_is_found(path: str, source: str) -> None:
         ("methods/fedavg.py", "from fedmate.core import Tree\nfrom fedmate.components.aggregation import mix_by_size"),
         ("report/page.py", "from fedmate.experiment.record import Record\nfrom fedmate.report.tables import table"),
         ("experiment/run.py", "from fedmate.methods import METHODS\nfrom fedmate.backends import BACKENDS"),
-        ("bench/rivals/jax_round.py", "import jax\nfrom fedmate.methods import METHODS"),
     ],
 )
 def test_a_right_import_is_not(path: str, source: str) -> None:

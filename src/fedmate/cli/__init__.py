@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from fedmate.cli import bench, catalogue, cite, data, deploy, models, partition, reproduce, run, tune
+from fedmate.cli import catalogue, cite, data, deploy, models, partition, reproduce, run, tune
 from fedmate.cli.app import Command, Terminated, app, one_line, say_stopped
 from fedmate.errors import DivergedError, FedmateError
 
@@ -22,7 +22,6 @@ app.command(cls=Command)(models.adapt)
 app.command(cls=Command)(cite.cite)
 app.command(cls=Command)(reproduce.reproduce)
 app.command(cls=Command)(tune.tune)
-app.command(cls=Command)(bench.bench)
 app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(catalogue.list_)
 

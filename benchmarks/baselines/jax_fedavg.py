@@ -11,16 +11,15 @@ from typing import Any, TypeAlias, final
 
 from torch import Tensor, nn
 
-from fedmate.bench.case import Case, make_federation, make_method
-from fedmate.bench.measure import Runner, Timing
-from fedmate.bench.measure import measure as measure_rounds
+from benchmarks.case import Case, make_federation, make_method
+from benchmarks.runner import Runner, Timing, time_rounds
 from fedmate.core import Source, Training
 
 Array: TypeAlias = Any
 Params: TypeAlias = list[dict[str, Array]]
 
 PRECISION = {"strict": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
-"""What JAX calls them."""
+"""Names of precisions in JAX."""
 
 
 @final
@@ -30,24 +29,24 @@ class JaxRound(Runner):
     name = "jax"
 
     def __init__(self, case: Case) -> None:
-        """Put samples and parameters on the device; the first round compiles."""
-        # Otherwise JAX takes most of a GPU's memory at once, and nobody could tell what it needs.
+        super().__init__(case)
+        # Otherwise JAX reserves most of a GPU's memory at once, which hides what it needs.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
         import jax.numpy as jnp
 
-        # On a machine with a GPU it would be taken whatever the case says.
+        # JAX prefers a GPU, even for a case on the CPU.
         kind = "cpu" if case.device == "cpu" else "gpu"
         number = int(case.device.partition(":")[2] or 0)
-        self._device = jax.devices(kind)[number]
+        self._jax_device = jax.devices(kind)[number]
         setup = make_method(case).setup
         module = setup.model.to_module(setup.model.init_params()).cpu()
         clients = make_federation(case).clients
         self._layers = list(module.children())
-        self.server = jax.device_put(_params(self._layers), self._device)
+        self.server = jax.device_put(_params(self._layers), self._jax_device)
         x = jnp.stack([_array(data.source.samples[data.rows]) for data in clients])
         y = jnp.stack([_array(data.y) for data in clients])
-        self._data = jax.device_put((x, y), self._device)
+        self._data = jax.device_put((x, y), self._jax_device)
         self._program = jax.jit(_round(self._layers, setup.training, clients[0].source, case.augment))
         self._precision = PRECISION[case.precision]
 
@@ -55,7 +54,7 @@ class JaxRound(Runner):
         """Run a round."""
         import jax
 
-        with jax.default_matmul_precision(self._precision), jax.default_device(self._device):
+        with jax.default_matmul_precision(self._precision), jax.default_device(self._jax_device):
             self.server = self._program(self.server, *self._data, jax.random.key(number))
 
     def wait(self) -> None:
@@ -65,8 +64,8 @@ class JaxRound(Runner):
         jax.block_until_ready(self.server)
 
     def peak_bytes(self) -> int | None:
-        """Return what JAX took on a GPU, or the process on a CPU."""
-        used: dict[str, int] | None = self._device.memory_stats()
+        """Return the peak memory of JAX on a GPU, of the process on a CPU."""
+        used: dict[str, int] | None = self._jax_device.memory_stats()
         return used["peak_bytes_in_use"] if used else super().peak_bytes()
 
 
@@ -129,7 +128,7 @@ def _round(layers: list[nn.Module], training: Training, source: Source, augment:
     def train(params: Params, x: Array, y: Array, key: Array) -> Params:
         def step(state: tuple[Params, Params], given: tuple[Array, Array]) -> tuple[tuple[Params, Params], None]:
             (params, velocity), (ids, key) = state, given
-            images = _vary(x[ids], key, source.augmentation.crop) if augment else x[ids]
+            images = _augment(x[ids], key, source.augmentation.crop) if augment else x[ids]
             gradients = jax.grad(loss)(params, images, y[ids])
             velocity = jax.tree.map(move, velocity, gradients, params)
             params = jax.tree.map(lambda p, v: p - training.learning_rate * v, params, velocity)
@@ -158,15 +157,15 @@ def _round(layers: list[nn.Module], training: Training, source: Source, augment:
     return run
 
 
-def _vary(images: Array, key: Array, margin: int) -> Array:
-    """Crop and mirror images at random."""
+def _augment(images: Array, key: Array, margin: int) -> Array:
+    """Crop and flip images at random."""
     import jax
     import jax.numpy as jnp
 
     padded = jnp.pad(images, ((0, 0), (0, 0), (margin, margin), (margin, margin)))
-    moving, mirroring = jax.random.split(key)
+    moving, flipping = jax.random.split(key)
     offsets = jax.random.randint(moving, (len(images), 2), 0, 2 * margin + 1)
-    flips = jax.random.bernoulli(mirroring, 0.5, (len(images),))
+    flips = jax.random.bernoulli(flipping, 0.5, (len(images),))
 
     def cut(image: Array, offset: Array, flip: Array) -> Array:
         part = jax.lax.dynamic_slice(image, (0, offset[0], offset[1]), images.shape[1:])
@@ -177,4 +176,4 @@ def _vary(images: Array, key: Array, margin: int) -> Array:
 
 def measure(case: Case, repeat: int) -> Timing:
     """Time the rounds of a case."""
-    return measure_rounds(case, JaxRound, repeat)
+    return time_rounds(case, JaxRound, repeat)

@@ -1,9 +1,9 @@
-"""A plain PyTorch loop over clients, as most code for federated learning is written, with its usual wastes left out.
+"""A plain PyTorch loop over clients, as a competent user writes it.
 
 A stateful module, `torch.optim.SGD`, `zero_grad`, `backward`, `step`; one client after the other. On a CPU torch's
-default number of threads and one thread are both tried, and the quicker is kept. The data lies on the device and is
-indexed, without a data loader. Images are normalised once, unless they are cropped and mirrored, which is done for a
-whole batch on the device. No number is read back in a step.
+default number of threads and one thread are both tried, and the faster counts. The data lies on the device and is
+indexed, without a data loader. Images are normalised once; if they are augmented, a whole batch is cropped and flipped
+on the device. A step reads no number back.
 """
 
 from __future__ import annotations
@@ -20,50 +20,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.case import Case, make_federation, make_method
+from benchmarks.runner import Runner, Timing, time_rounds
 from fedmate.backends.precision import arithmetic
-from fedmate.bench.case import Case, make_federation, make_method
-from fedmate.bench.measure import Runner, Timing, peak_of, wait_for
-from fedmate.bench.measure import measure as measure_rounds
 from fedmate.core import Augmentation, ClientData, Setup, Source
 from fedmate.methods.fedrep import FedRep
 
 
 class Held(NamedTuple):
-    """What one client holds, on the device.
+    """The samples of one client, on the device.
 
     Attributes:
-        x: as the network reads them; bytes, if they are varied.
+        x: as the network reads them; bytes, if they are augmented.
         y: labels.
-        source: how bytes are normalised and varied.
-        varied: whether they are.
+        source: how bytes are normalised and augmented.
+        augmented: whether they are.
     """
 
     x: Tensor
     y: Tensor
     source: Source
-    varied: bool
+    augmented: bool
 
     def read(self) -> Tensor:
-        """Return all samples as they are."""
-        return (self.x - self.source.mean) / self.source.std if self.varied else self.x
+        """Return all samples without augmentation."""
+        return (self.x - self.source.mean) / self.source.std if self.augmented else self.x
 
     def batches(self, size: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled batches."""
         for _ in range(epochs):
             for ids in torch.split(torch.randperm(len(self.y), device=self.y.device), size):
-                yield self.vary(self.x[ids]), self.y[ids]
+                yield self.augment(self.x[ids]), self.y[ids]
 
-    def vary(self, images: Tensor) -> Tensor:
-        """Return some of its samples as a network reads them in training."""
-        if not self.varied:
+    def augment(self, images: Tensor) -> Tensor:
+        """Return images as a network reads them in training: cropped and flipped, if they are augmented."""
+        if not self.augmented:
             return images
         margin, _ = self.source.augmentation
         count, _, height, width = images.shape
         device = images.device
         down, right = torch.randint(2 * margin + 1, (2, count, 1), device=device)
         rows, columns = torch.arange(height, device=device) + down, torch.arange(width, device=device)
-        mirrored = torch.rand(count, 1, device=device) < 0.5
-        columns = torch.where(mirrored, columns.flip(0), columns) + right
+        flipped = torch.rand(count, 1, device=device) < 0.5
+        columns = torch.where(flipped, columns.flip(0), columns) + right
         padded = functional.pad(images, (margin,) * 4)
         each = torch.arange(count, device=device)[:, None, None]
         # Indices around a slice put the channels last.
@@ -72,9 +71,9 @@ class Held(NamedTuple):
 
 
 def hold(data: ClientData) -> Held:
-    """Put a client's data ready."""
-    varied = data.source.augmentation != Augmentation()
-    return Held(data.source.samples[data.rows] if varied else data.x, data.y, data.source, varied)
+    """Return a client's samples, normalised once unless they are augmented."""
+    augmented = data.source.augmentation != Augmentation()
+    return Held(data.source.samples[data.rows] if augmented else data.x, data.y, data.source, augmented)
 
 
 class Network(NamedTuple):
@@ -115,7 +114,7 @@ def take_step(steps: torch.optim.SGD, loss: Tensor) -> None:
 
 
 def freeze(module: nn.Module, frozen: bool) -> None:
-    """Say whether a module is trained."""
+    """Freeze a module, or train it again."""
     for parameter in module.parameters():
         parameter.requires_grad_(not frozen)
 
@@ -130,7 +129,6 @@ class Average:
     """A weighted sum of parameters that grows client by client."""
 
     def __init__(self, like: Sequence[Tensor]) -> None:
-        """Begin with zeros."""
         self.sums = [torch.zeros_like(tensor) for tensor in like]
 
     @torch.no_grad()
@@ -140,17 +138,16 @@ class Average:
 
 
 class PlainLoop(Runner):
-    """What the methods' loops have in common."""
+    """Base of the methods' loops: it chooses the number of threads on a CPU."""
 
     name = "plain_loop"
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
-        """Put the data on the device and the network together."""
-        self.case, self.method = case, make_method(case, dtype)
+        super().__init__(case)
+        self.method = make_method(case, dtype)
         self.setup = self.method.setup
         self.clients = [hold(data) for data in make_federation(case, dtype).clients]
         self.shares = [len(held.y) / sum(len(other.y) for other in self.clients) for held in self.clients]
-        self.device = torch.device(case.device)
         self._threads = torch.get_num_threads()
         self._taken: dict[int, float] = {}
 
@@ -159,34 +156,21 @@ class PlainLoop(Runner):
         """Run a round, clients one after the other."""
 
     def run_round(self, number: int) -> None:
-        """Run a round: the second with all threads, the third with one, the others with what was quicker."""
+        """Run a round: the second with all threads, the third with one, the others with the faster of the two."""
         trial = {1: self._threads, 2: 1}.get(number) if self.device.type == "cpu" else None
         start = time.perf_counter()
-        with precisely(self.case), _threads(trial or min(self._taken, key=self._taken.__getitem__, default=None)):
+        with _precision(self.case), _threads(trial or min(self._taken, key=self._taken.__getitem__, default=None)):
             self.loop(number)
         if trial is not None:
             self._taken.setdefault(trial, time.perf_counter() - start)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Whether one thread was quicker."""
-        alone = self._threads > 1 and self._taken.get(1, math.inf) < self._taken.get(self._threads, math.inf)
-        return (f"one thread was quicker than {self._threads}.",) if alone else ()
-
-    def wait(self) -> None:
-        """Wait for the GPU."""
-        wait_for(self.device)
-
-    def peak_bytes(self) -> int | None:
-        """Return what tensors took on a GPU, what the process took on a CPU."""
-        return peak_of(self.device)
+        if self._threads > 1 and self._taken.get(1, math.inf) < self._taken[self._threads]:
+            self.notes = (f"one thread was faster than {self._threads}.",)
 
     def train(self, held: Held, network: Network, parameters: Sequence[Tensor]) -> None:
-        """Train some of a network's parameters on what a client holds."""
+        """Train some of a network's parameters on a client's samples."""
         training, steps = self.setup.training, optimiser(parameters, self.setup)
         for x, y in held.batches(training.batch_size, training.epochs):
-            loss = functional.cross_entropy(network.classifier(network.extractor(x)), y)
-            take_step(steps, loss)
+            take_step(steps, functional.cross_entropy(network.classifier(network.extractor(x)), y))
 
 
 @final
@@ -194,7 +178,6 @@ class PlainFedAvg(PlainLoop):
     """Clients train the common model, the server averages it."""
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
-        """Begin with the network's own parameters."""
         super().__init__(case, dtype)
         self.network = take_apart(self.setup)
         self.server = [parameter.detach().clone() for parameter in self.network.parameters()]
@@ -214,7 +197,6 @@ class PlainFedRep(PlainLoop):
     """Clients train a classifier of their own, then the common extractor, which the server averages."""
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
-        """Begin with the network's own parameters."""
         super().__init__(case, dtype)
         assert isinstance(self.method, FedRep)
         self.epochs, self.learning_rate = self.method.classifier_epochs, self.method.classifier_learning_rate
@@ -242,14 +224,12 @@ class PlainFedRep(PlainLoop):
         for x, y in held.batches(self.setup.training.batch_size, self.epochs):
             with torch.no_grad():
                 z = self.extractor(x)
-            loss = functional.cross_entropy(classifier(z), y)
-            take_step(steps, loss)
+            take_step(steps, functional.cross_entropy(classifier(z), y))
         self.extractor.train()
 
 
 @contextmanager
-def precisely(case: Case) -> Iterator[None]:
-    """Compute as precisely as a case asks for."""
+def _precision(case: Case) -> Iterator[None]:
     device = torch.device(case.device)
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=case.precision == "bf16")
     with arithmetic(case.precision, device), mixed:
@@ -258,7 +238,6 @@ def precisely(case: Case) -> Iterator[None]:
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Let torch use so many threads, or as many as it does."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -268,8 +247,8 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 def make(case: Case) -> PlainLoop:
-    """Return the loop for a method."""
-    from fedmate.bench.rivals.plain_fedmate import PlainFedMate
+    """Return the loop of a method."""
+    from benchmarks.baselines.plain_fedmate import PlainFedMate
 
     loops: dict[str, type[PlainLoop]] = {"fedavg": PlainFedAvg, "fedrep": PlainFedRep, "fedmate": PlainFedMate}
     return loops[case.method](case)
@@ -277,4 +256,4 @@ def make(case: Case) -> PlainLoop:
 
 def measure(case: Case, repeat: int) -> Timing:
     """Time the rounds of a case."""
-    return measure_rounds(case, make, repeat)
+    return time_rounds(case, make, repeat)

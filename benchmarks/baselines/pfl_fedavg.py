@@ -1,7 +1,7 @@
 """FedAvg in pfl-research (the package `pfl`): its simulated back end, one process, one client after the other.
 
-Its own FedAvg trains PyTorch models on tensors that lie on the device; nothing is evaluated, nothing is made private,
-and samples are not shuffled between epochs. Threads are chosen as for `plain_loop`.
+Its own FedAvg trains PyTorch models on tensors that lie on the device, without evaluation and without privacy; samples
+are not shuffled between epochs. Threads are chosen as for `plain_loop`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmate.bench.case import ROUNDS, Case
-from fedmate.bench.measure import Timing
-from fedmate.bench.measure import measure as measure_rounds
-from fedmate.bench.rivals.plain_loop import Held, PlainLoop
+from benchmarks.baselines.plain_loop import Held, PlainLoop
+from benchmarks.case import ROUNDS, Case
+from benchmarks.runner import Timing, time_rounds
 
 
 class Learner(nn.Module):
     """The network with the loss that pfl asks for."""
 
     def __init__(self, network: nn.Module, held: Held) -> None:
-        """Keep the network, and how samples are varied, which is the same for all clients."""
         super().__init__()
         self.network, self._held = network, held
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch."""
-        return functional.cross_entropy(self.network(self._held.vary(x)), y)
+        return functional.cross_entropy(self.network(self._held.augment(x)), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Return nothing: it must be there, and is not asked."""
+        """Return nothing: pfl requires this function, but does not evaluate here."""
         return {}
 
 
@@ -44,7 +42,6 @@ class PflRound(PlainLoop):
     name = "pfl"
 
     def __init__(self, case: Case) -> None:
-        """Give pfl the network and the data."""
         super().__init__(case)
         os.environ["PFL_PYTORCH_DEVICE"] = case.device
         from pfl.aggregate.simulate import SimulatedBackend
@@ -65,20 +62,14 @@ class PflRound(PlainLoop):
         return [parameter.detach() for parameter in self.model.pytorch_model.parameters()]
 
     def loop(self, number: int) -> None:
-        """Let pfl train everybody, and average."""
-        context = self._context(number)
-        found, metrics = self._backend.gather_results(self.model, self._algorithm, central_context=context)
-        self._algorithm.process_aggregated_statistics(context, metrics, self.model, found)
-
-    def _context(self, number: int) -> Any:
-        """Return what pfl wants to know of a round."""
+        """Train all clients and average."""
         from pfl.algorithm.base import NNAlgorithmParams
         from pfl.common_types import Population
         from pfl.context import CentralContext
         from pfl.hyperparam import NNTrainHyperParams
 
         training, clients = self.setup.training, len(self.clients)
-        return CentralContext(
+        context = CentralContext(
             current_central_iteration=number,
             do_evaluation=False,
             cohort_size=clients,
@@ -96,10 +87,12 @@ class PflRound(PlainLoop):
             ),
             seed=number,
         )
+        found, metrics = self._backend.gather_results(self.model, self._algorithm, central_context=context)
+        self._algorithm.process_aggregated_statistics(context, metrics, self.model, found)
 
 
 def _datasets(clients: list[Held]) -> Any:
-    """Return everybody's data; each round meets every client once."""
+    """Return the data of all clients; each round meets each client once."""
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchTensorDataset
     from pfl.data.sampling import get_user_sampler
@@ -110,4 +103,4 @@ def _datasets(clients: list[Held]) -> Any:
 
 def measure(case: Case, repeat: int) -> Timing:
     """Time the rounds of a case."""
-    return measure_rounds(case, PflRound, repeat)
+    return time_rounds(case, PflRound, repeat)

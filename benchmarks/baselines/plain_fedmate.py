@@ -1,7 +1,4 @@
-"""FedMate as a plain PyTorch loop: one client after the other, modules and optimisers; its server is the package's own.
-
-Written in the same way as `plain_loop`; what a client does is that of `methods/fedmate.py` at its defaults.
-"""
+"""FedMate at its defaults as a plain PyTorch loop, in the same way as `plain_loop`; the server is the package's own."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmate.bench.case import Case, make_randomness
-from fedmate.bench.rivals.plain_loop import (
+from benchmarks.baselines.plain_loop import (
     Held,
     Network,
     PlainLoop,
@@ -23,30 +19,31 @@ from fedmate.bench.rivals.plain_loop import (
     take_apart,
     take_step,
 )
+from benchmarks.case import Case, make_randomness
 from fedmate.components.discriminators import HIDDEN
 from fedmate.core import class_means, fold, stack
 from fedmate.methods.fedmate import FedMate
 
 
 class Member(NamedTuple):
-    """What a client keeps: its network and its discriminators."""
+    """The state of a client: its network and its discriminators."""
 
     network: Network
     prototype_critic: nn.Module
     classifier_critic: nn.Module
 
 
-class Heard(NamedTuple):
-    """What a client has been told, and what it knows of itself, in one round.
+class Prototypes(NamedTuple):
+    """The global and local prototypes of a client in one round.
 
-    Classes are numbers, looked for once: choosing rows by a mask would make a GPU wait in every step.
+    Classes are indices, computed once: selecting rows by a mask would make a GPU wait in every step.
 
     Attributes:
         prototypes: the global ones, of all classes.
-        known, is_known: the classes that have one, and for each class whether it has.
+        known, is_known: the classes with a global prototype, as indices and as a mask.
         own, present: the client's prototypes, of all classes, and the classes it holds.
         shared: classes that it holds and that have a global prototype.
-        classifier_says: the global classifier's answers to the known prototypes.
+        teacher: the logits of the global classifier for the known prototypes.
         kappa: the weight of the adversarial loss.
     """
 
@@ -56,7 +53,7 @@ class Heard(NamedTuple):
     own: Tensor
     present: Tensor
     shared: Tensor
-    classifier_says: Tensor
+    teacher: Tensor
     kappa: float
 
 
@@ -65,7 +62,6 @@ class PlainFedMate(PlainLoop):
     """FedMate, at its defaults."""
 
     def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
-        """Give every client a network and two discriminators."""
         super().__init__(case, dtype)
         assert isinstance(self.method, FedMate)
         self.fedmate = self.method
@@ -83,9 +79,9 @@ class PlainFedMate(PlainLoop):
         for held, member in zip(self.clients, self.members, strict=True):
             if "extractor" in wire.down:
                 copy_into(list(member.network.extractor.parameters()), list(self.server["extractor"].values()))
-            heard = self._listen(held, member, kappa)
-            self._train_classifier(held, member, heard)
-            self._train_extractor(held, member, heard)
+            target = self._receive(held, member, kappa)
+            self._train_classifier(held, member, target)
+            self._train_extractor(held, member, target)
             uploads.append(self._upload(held, member, "extractor" in wire.up))
         valid = torch.ones(len(uploads), dtype=torch.bool, device=self.device)
         with torch.no_grad():
@@ -104,22 +100,22 @@ class PlainFedMate(PlainLoop):
         return Member(copy.deepcopy(network), *critics)
 
     def _prototypes(self, held: Held, extractor: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return a client's prototypes and how many samples are behind each."""
+        """Return a client's prototypes and the number of samples of each."""
         extractor.eval()
         with torch.no_grad():
             features = extractor(held.read()).float() if self.case.precision == "bf16" else extractor(held.read())
         extractor.train()
         return class_means(features, held.y, torch.ones_like(held.y, dtype=torch.bool), self.case.classes)
 
-    def _listen(self, held: Held, member: Member, kappa: float) -> Heard:
+    def _receive(self, held: Held, member: Member, kappa: float) -> Prototypes:
         own, counts = self._prototypes(held, member.network.extractor)
         prototypes, is_known, is_present = self.server["prototypes"], self.server["known"], counts > 0
         known, present, shared = (which.nonzero().flatten() for which in (is_known, is_present, is_known & is_present))
         with torch.no_grad():
-            says = self.global_classifier(prototypes[known])
-        return Heard(prototypes, known, is_known, own, present, shared, says, kappa)
+            teacher = self.global_classifier(prototypes[known])
+        return Prototypes(prototypes, known, is_known, own, present, shared, teacher, kappa)
 
-    def _train_classifier(self, held: Held, member: Member, heard: Heard) -> None:
+    def _train_classifier(self, held: Held, member: Member, target: Prototypes) -> None:
         """Train both discriminators and the classifier in turn, the extractor frozen."""
         method, setup, (extractor, classifier) = self.fedmate, self.setup, member.network
         steps = optimiser(list(classifier.parameters()), setup, method.classifier_learning_rate)
@@ -131,52 +127,52 @@ class PlainFedMate(PlainLoop):
         for x, y in held.batches(setup.training.batch_size, method.classifier_epochs):
             with torch.no_grad():
                 z = extractor(x)
-            self._train_critics(member, heard, critics)
-            loss = functional.cross_entropy(classifier(z), y) + method.fusion_weight * self._fusion(member, heard)
+            self._train_critics(member, target, critics)
+            loss = functional.cross_entropy(classifier(z), y) + method.fusion_weight * self._fusion(member, target)
             take_step(steps, loss)
         extractor.train()
 
-    def _train_critics(self, member: Member, heard: Heard, critics: list[torch.optim.SGD]) -> None:
+    def _train_critics(self, member: Member, target: Prototypes, critics: list[torch.optim.SGD]) -> None:
         """Let each discriminator take a step: global is 1, local is 0."""
         classifier = member.network.classifier
         with torch.no_grad():
-            on_global, on_own = classifier(heard.prototypes), classifier(heard.own)
+            on_global, on_own = classifier(target.prototypes), classifier(target.own)
         pairs = [
-            (member.prototype_critic, on_global[heard.shared], on_own[heard.shared]),
-            (member.classifier_critic, heard.classifier_says, on_global[heard.known]),
+            (member.prototype_critic, on_global[target.shared], on_own[target.shared]),
+            (member.classifier_critic, target.teacher, on_global[target.known]),
         ]
         for (critic, real, fake), steps in zip(pairs, critics, strict=True):
             if len(real):
                 loss = (functional.softplus(-critic(real)) + functional.softplus(critic(fake))).mean()
                 take_step(steps, loss)
 
-    def _fusion(self, member: Member, heard: Heard) -> Tensor:
+    def _fusion(self, member: Member, target: Prototypes) -> Tensor:
         """Return l_ccf: the client's own prototypes, and to pass for global."""
         classifier = member.network.classifier
-        on_own = classifier(heard.own)
-        losses = functional.cross_entropy(on_own[heard.present], heard.present)
+        on_own = classifier(target.own)
+        losses = functional.cross_entropy(on_own[target.present], target.present)
         for critic, fake in (
-            (member.prototype_critic, on_own[heard.shared]),
-            (member.classifier_critic, classifier(heard.prototypes)[heard.known]),
+            (member.prototype_critic, on_own[target.shared]),
+            (member.classifier_critic, classifier(target.prototypes)[target.known]),
         ):
             if len(fake):
-                losses = losses + heard.kappa * functional.softplus(-critic(fake)).mean()
+                losses = losses + target.kappa * functional.softplus(-critic(fake)).mean()
         return losses
 
-    def _train_extractor(self, held: Held, member: Member, heard: Heard) -> None:
+    def _train_extractor(self, held: Held, member: Member, target: Prototypes) -> None:
         """Train the extractor towards the prototypes, the classifier frozen."""
         training, (extractor, classifier) = self.setup.training, member.network
         steps = optimiser(list(extractor.parameters()), self.setup)
         freeze(classifier, True)
         for x, y in held.batches(training.batch_size, training.epochs):
             z = extractor(x)
-            distances = (z - heard.prototypes[y]).square().mean(-1) * heard.is_known[y]
+            distances = (z - target.prototypes[y]).square().mean(-1) * target.is_known[y]
             loss = functional.cross_entropy(classifier(z), y) + self.fedmate.centre_weight * distances.mean()
             take_step(steps, loss)
         freeze(classifier, False)
 
     def _upload(self, held: Held, member: Member, with_extractor: bool) -> dict[str, object]:
-        """Return what a client sends."""
+        """Return a client's upload."""
         prototypes, counts = self._prototypes(held, member.network.extractor)
         parts = ("classifier", "extractor") if with_extractor else ("classifier",)
         modules = member.network._asdict()

@@ -1,8 +1,8 @@
 """FedAvg in Flower's simulation: virtual clients on Ray's workers, one single-thread worker for each core.
 
-Clients train with the plain loop of `plain_loop`, and keep network and data between rounds; the server is a loop over
-`send_and_receive`, without evaluation. The simulation is started from Python (`run_simulation`), which spares Flower
-the services that `flwr run` starts around the same engine. What starting takes is part of the first round only.
+Clients train with `plain_loop`, and keep network and data between rounds; the server is a loop over `send_and_receive`,
+without evaluation. The simulation is started from Python (`run_simulation`), without the services that `flwr run`
+starts around the same engine. Starting it is part of the first round only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.baselines.plain_loop import PlainFedAvg, copy_into
+from benchmarks.case import Case
+from benchmarks.runner import Timing
 from fedmate.backends.sequential import available_cores
-from fedmate.bench.case import Case
-from fedmate.bench.measure import Timing
-from fedmate.bench.rivals.plain_loop import PlainFedAvg, copy_into
 from fedmate.errors import UserError
 from fedmate.flower.environment import QUIET
 from fedmate.flower.processes import MARK, end_all, with_mark
@@ -30,31 +30,27 @@ from fedmate.flower.processes import MARK, end_all, with_mark
 WARM_UP = 2
 """Rounds before those that count: in the first every worker loads torch."""
 
-PATIENCE = 300.0
-"""Seconds to wait for a round."""
-
-END = 10.0
-"""Seconds for what was started to end by itself."""
+TIMEOUT, GRACE = 300.0, 10.0
+"""Seconds to wait for a round, and for processes to end by themselves."""
 
 
 class Usage(NamedTuple):
-    """What all processes of a simulation have used: seconds of processors, and bytes at most."""
+    """The CPU seconds and the peak memory of all processes of a simulation."""
 
     seconds: float
     peak_bytes: int
 
 
 class Clock:
-    """Notes how long rounds took, and what was used in them."""
+    """Records how long rounds took, and the usage after each."""
 
     def __init__(self) -> None:
-        """Begin the first round now."""
         self.walls: list[float] = []
         self.used = [usage()]
         self._begin = time.perf_counter()
 
     def tick(self) -> None:
-        """Note that a round has ended, and begin the next."""
+        """End a round, and begin the next."""
         self.walls.append(time.perf_counter() - self._begin)
         self.used.append(usage())
         self._begin = time.perf_counter()
@@ -62,7 +58,7 @@ class Clock:
 
 @cache
 def _loop(case: Case) -> PlainFedAvg:
-    """Return what a worker keeps between rounds."""
+    """Return the loop that a worker keeps between rounds."""
     torch.set_num_threads(1)
     return PlainFedAvg(case)
 
@@ -101,7 +97,7 @@ def make_client_app(case: Case) -> Any:
 
 
 def make_server_app(case: Case, rounds: int, clock: Clock) -> Any:
-    """Return the app that runs rounds and notes when they end."""
+    """Return the app that runs rounds and times them."""
     from flwr.app import Context, Message, MessageType, RecordDict
     from flwr.serverapp import Grid, ServerApp
 
@@ -118,19 +114,14 @@ def make_server_app(case: Case, rounds: int, clock: Clock) -> Any:
                 Message(content, dst_node_id=node, message_type=MessageType.TRAIN, group_id=str(number))
                 for node in nodes
             ]
-            replies = list(grid.send_and_receive(messages, timeout=PATIENCE))
-            params = average([_read(reply) for reply in _whole(replies, case.clients)])
+            replies = list(grid.send_and_receive(messages, timeout=TIMEOUT))
+            # Flower itself goes on without clients that fail, and ends with status 0.
+            if len(good := [reply for reply in replies if not reply.has_error()]) < case.clients:
+                raise RuntimeError(f"{case.clients - len(good)} of {case.clients} clients failed")
+            params = average([_read(reply) for reply in good])
             clock.tick()
 
     return app
-
-
-def _whole(replies: list[Any], clients: int) -> list[Any]:
-    """Return replies if none is missing: Flower itself goes on, and ends with status 0."""
-    good = [reply for reply in replies if not reply.has_error()]
-    if len(good) < clients:
-        raise RuntimeError(f"{clients - len(good)} of {clients} clients failed")
-    return good
 
 
 def _read(reply: Any) -> tuple[list[Tensor], int]:
@@ -163,27 +154,16 @@ def measure(case: Case, repeat: int) -> Timing:
         run_simulation(server, make_client_app(case), case.clients, backend_config=settings)
     finally:
         ray.shutdown()
-        end_all(os.environ[MARK], END)
+        end_all(os.environ[MARK], GRACE)
     if len(clock.walls) != WARM_UP + repeat:
         raise RuntimeError("the simulation ended early")
-    return _timing(clock)
-
-
-def _timing(clock: Clock) -> Timing:
-    processors = [after.seconds - before.seconds for before, after in itertools.pairwise(clock.used)]
-    return Timing(
-        "flower",
-        cold_s=clock.walls[0],
-        cold_cpu_s=processors[0],
-        rounds_ms=tuple(1e3 * wall for wall in clock.walls[WARM_UP:]),
-        cpu_ms=tuple(1e3 * seconds for seconds in processors[WARM_UP:]),
-        peak_bytes=clock.used[-1].peak_bytes,
-        base_bytes=None,
-    )
+    cpu = [after.seconds - before.seconds for before, after in itertools.pairwise(clock.used)]
+    walls_ms, cpu_ms = (tuple(1e3 * seconds for seconds in taken[WARM_UP:]) for taken in (clock.walls, cpu))
+    return Timing("flower", clock.walls[0], walls_ms, cpu_ms, clock.used[-1].peak_bytes)
 
 
 def usage() -> Usage:
-    """Return what this process and everything that the simulation has started used until now."""
+    """Return the usage of this process and of those that the simulation has started, until now."""
     seconds, peak = 0.0, 0
     for process in (Path("/proc/self"), *with_mark(os.environ[MARK])):
         with suppress(OSError, StopIteration):

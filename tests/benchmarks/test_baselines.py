@@ -1,4 +1,4 @@
-"""Rivals do the same work: from the same start, with the same batches, they end with the same parameters."""
+"""Baselines do the same work: from the same start, with the same batches, they end with the same parameters."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.baselines import BASELINES, CHAINS
+from benchmarks.baselines.flower import average, train
+from benchmarks.baselines.plain_fedmate import PlainFedMate
+from benchmarks.baselines.plain_loop import PlainFedAvg, PlainFedRep, PlainLoop, hold, make
+from benchmarks.case import Case, make_federation, make_method, make_randomness
+from benchmarks.measure import measure_case
 from torch import Tensor
 
 from fedmate.backends import BACKENDS
 from fedmate.backends.base import Round
-from fedmate.bench.case import Case, make_federation, make_method, make_randomness
-from fedmate.bench.rivals import CHAINS, RIVALS
-from fedmate.bench.rivals.flower_simulation import average, train
-from fedmate.bench.rivals.plain_fedmate import PlainFedMate
-from fedmate.bench.rivals.plain_loop import PlainFedAvg, PlainFedRep, PlainLoop, hold, make, take_apart
-from fedmate.bench.run import Bench
 from fedmate.core import Tree, leaves
+from fedmate.errors import UserError
 
 # One batch is all a client has, so that no order of samples can matter.
 CASE = Case(network="digits_cnn", clients=3, samples=20, batch_size=20, epochs=2)
@@ -60,7 +61,7 @@ def test_the_plain_fedmate_gives_the_same_parameters_and_prototypes() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedmate"])
-def test_plain_loops_run_on_varied_images(method: str) -> None:
+def test_plain_loops_run_on_augmented_images(method: str) -> None:
     case = replace(CASE, method=method, network="cifar_cnn", clients=1, samples=5, batch_size=3, epochs=1, augment=True)
     loop = make(case)
     assert isinstance(loop, PlainLoop)
@@ -69,36 +70,11 @@ def test_plain_loops_run_on_varied_images(method: str) -> None:
     loop.wait()
 
 
-def test_the_quicker_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Watched(PlainLoop):
-        def __init__(self, quicker: int) -> None:
-            super().__init__(CASE)
-            self.quicker, self.used, self.now = quicker, list[int](), 0.0
-
-        def loop(self, number: int) -> None:
-            self.used.append(torch.get_num_threads())
-            self.now += 1 if self.used[-1] == self.quicker else 2
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        for quicker, notes in ((3, ()), (1, ("one thread was quicker than 3.",))):
-            loop = Watched(quicker)
-            monkeypatch.setattr("time.perf_counter", lambda loop=loop: loop.now)
-            for number in range(5):
-                loop.run_round(number)
-            assert loop.used == [3, 3, 1, quicker, quicker]
-            assert loop.notes == notes
-            assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_images_are_cropped_and_mirrored() -> None:
+def test_images_are_cropped_and_flipped() -> None:
     held = hold(make_federation(replace(CASE, clients=1, samples=200, augment=True)).clients[0])
     torch.manual_seed(0)
     source = held.source
-    found = (held.vary(held.x) * source.std + source.mean).round().to(torch.uint8)
+    found = (held.augment(held.x) * source.std + source.mean).round().to(torch.uint8)
     padded = torch.nn.functional.pad(held.x, (4,) * 4)
     seen: set[tuple[int, int, bool] | None] = set()
     for image, around in zip(found, padded, strict=True):
@@ -114,14 +90,6 @@ def test_images_are_cropped_and_mirrored() -> None:
     assert None not in seen
     assert {flip for _, _, flip in filter(None, seen)} == {False, True}
     assert {down for down, _, _ in filter(None, seen)} == set(range(9))
-
-
-def test_a_network_is_taken_apart() -> None:
-    setup = make_method(CASE).setup
-    network, x = take_apart(setup), make_federation(CASE).clients[0].x
-    expected = setup.model.logits(setup.model.init_params(), x)
-    assert torch.equal(network.classifier(network.extractor(x)), expected)
-    assert len(network.parameters()) == 8
 
 
 # -------------------- other packages
@@ -140,53 +108,50 @@ def test_flower_simulation_runs() -> None:
     """In a process of its own, as always; half a minute."""
     pytest.importorskip("flwr")
     pytest.importorskip("ray")
-    case = replace(CASE, runner="flower")
-    with Bench(repeat=1, limit=120) as bench:
-        (row,) = bench.measure([case])
-    assert row.timing is not None, row.detail
-    assert len(row.timing.rounds_ms) == len(row.timing.cpu_ms) == 1
-    assert row.timing.cold_cpu_s > row.timing.cpu_ms[0] / 1e3
+    row = measure_case(replace(CASE, runner="flower"), 1, 120.0, None)
+    assert row["timing"] is not None, row["error"]
+    assert len(row["timing"]["rounds_ms"]) == len(row["timing"]["cpu_ms"]) == 1
 
 
 @pytest.mark.parametrize("network", ["digits_cnn", "cifar_cnn", "mlp"])
 def test_jax_gives_the_same_parameters(network: str) -> None:
     pytest.importorskip("jax")
-    from fedmate.bench.rivals.jax_round import JaxRound
+    from benchmarks.baselines.jax_fedavg import JaxRound
 
     case = replace(CASE, network=network)
-    rival = JaxRound(case)
+    baseline = JaxRound(case)
     for number in range(ROUNDS):
-        rival.run_round(number)
-    rival.wait()
+        baseline.run_round(number)
+    baseline.wait()
     found = [
-        torch.tensor(layer[name].tolist()) for layer in rival.server for name in ("weight", "bias") if name in layer
+        torch.tensor(layer[name].tolist()) for layer in baseline.server for name in ("weight", "bias") if name in layer
     ]
     assert gap(ours(case, torch.float32), found) < 1e-5
 
 
 def test_pfl_gives_the_same_parameters() -> None:
     pytest.importorskip("pfl")
-    from fedmate.bench.rivals.pfl_research import PflRound
+    from benchmarks.baselines.pfl_fedavg import PflRound
 
-    rival = PflRound(CASE)
+    baseline = PflRound(CASE)
     for number in range(ROUNDS):
-        rival.run_round(number)
-    assert gap(ours(CASE, torch.float32), rival.server) < 1e-5
+        baseline.run_round(number)
+    assert gap(ours(CASE, torch.float32), baseline.server) < 1e-5
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert RIVALS["jax"].refusal(CASE) == "jax is not installed"
-    assert RIVALS["flower"].refusal(CASE) == "flwr is not installed"
-    assert RIVALS["plain_loop"].refusal(CASE) is None
-
-
-def test_what_was_not_written_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert RIVALS["jax"].refusal(CASE) is None
-    assert RIVALS["jax"].refusal(replace(CASE, method="fedrep")) == "not written for fedrep"
-    assert RIVALS["jax"].refusal(replace(CASE, network="resnet18")) == "not written for resnet18"
-    assert RIVALS["flower"].refusal(replace(CASE, device="cuda")) == "not written for GPUs"
+    assert BASELINES["jax"].suits(CASE)
+    for name, case in (
+        ("jax", replace(CASE, method="fedrep")),
+        ("jax", replace(CASE, network="resnet18")),
+        ("flower", replace(CASE, device="cuda")),
+    ):
+        with pytest.raises(UserError, match="not implemented for"):
+            BASELINES[name].measure(case, 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^flwr is not installed$"):
+        BASELINES["flower"].measure(CASE, 1)
 
 
 def test_chains_are_one_layer_after_the_other() -> None:

@@ -1,0 +1,258 @@
+"""Cases, suites, timing, processes, tables and the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.case import Case, make_federation, make_method
+from benchmarks.measure import ask, explain, measure_case
+from benchmarks.roofline import Roofline, count_work, measure_roofline
+from benchmarks.runner import FEWEST, WARM_UP, BackendRunner, Runner, Timing, time_rounds
+from benchmarks.suites import SUITES, make_suite
+
+from benchmarks import __main__ as command
+from benchmarks import measure, roofline, runner, tables
+from fedmate.core.flops import count_flops
+from fedmate.errors import UserError
+
+SMALL = Case(runner="sequential", network="digits_cnn", clients=2, samples=4, batch_size=2, epochs=1)
+
+
+def test_clients_share_one_source_of_bytes() -> None:
+    federation = make_federation(replace(SMALL, clients=3, samples=7))
+    source = federation.test.source
+    assert all(data.source is source for data in federation.clients)
+    rows = torch.cat([data.rows for data in federation.clients])
+    assert sorted(rows.tolist()) == list(range(21))
+    assert not {*rows.tolist()} & {*federation.test.rows.tolist()}
+    x = torch.cat([data.x for data in federation.clients])
+    assert abs(float(x.mean())) < 0.1
+    assert float(x.std()) == pytest.approx(1, abs=0.1)
+
+
+# -------------------- suites
+
+
+@pytest.mark.parametrize("name", [*SUITES, "all"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_cases_of_a_suite_differ_and_comparable_ones_stand_together(name: str, device: str) -> None:
+    cases = make_suite(name, device)
+    assert len({*cases}) == len(cases) > 0
+    assert {(case.device, case.precision) for case in cases} == {(device, "strict" if device == "cpu" else "tf32")}
+    works = [case.work for case in cases]
+    assert sum(one != other for one, other in itertools.pairwise(works)) == len({*works}) - 1
+
+
+def test_choices_replace_those_of_a_suite() -> None:
+    runners, precisions = ["sequential", "vectorised"], ["tf32", "bf16"]
+    cases = make_suite("quick", "cuda", ["local"], runners, precisions, {"clients": 2, "network": "mlp"})
+    assert {(case.method, case.clients, case.network) for case in cases} == {("local", 2, "mlp")}
+    assert [(case.runner, case.precision) for case in cases] == [*itertools.product(runners, precisions)]
+
+
+def test_on_a_gpu_slow_runners_are_not_measured_with_many_clients() -> None:
+    cases = make_suite("clients", "cuda")
+    assert max(case.clients for case in cases if case.runner == "vectorised") == 1000
+    assert max(case.clients for case in cases if case.runner in ("sequential", "plain_loop")) == 100
+
+
+# -------------------- timing
+
+
+class Slow(Runner):
+    """Takes the seconds it is given; the work is done when waited for."""
+
+    name = "slow"
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__(SMALL)
+        self.now, self.pending, self.seconds = 0.0, 0.0, seconds
+        self.numbers: list[int] = []
+
+    def run_round(self, number: int) -> None:
+        self.numbers.append(number)
+        self.pending += self.seconds[min(number, len(self.seconds) - 1)]
+
+    def wait(self) -> None:
+        self.now, self.pending = self.now + self.pending, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return 2 * self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "repeat", "warm_up", "timed"),
+    [
+        ([5.0, 1.0, 1.0, 0.1, 0.3, 0.2], 3, WARM_UP, [100, 300, 200]),
+        ([70.0], 9, 1, [70_000] * FEWEST),
+        ([8.0], 9, WARM_UP, [8000] * 4),
+        ([20.0], 1, WARM_UP, [20_000]),
+    ],
+)
+def test_warm_up_does_not_count_and_long_rounds_are_fewer(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], repeat: int, warm_up: int, timed: list[float]
+) -> None:
+    slow = Slow(seconds)
+    monkeypatch.setattr(runner, "time", slow)
+    timing = time_rounds(SMALL, lambda case: slow, repeat)
+    assert slow.numbers == list(range(warm_up + len(timed)))
+    assert timing.cold_s == seconds[0]
+    assert timing.rounds_ms == pytest.approx(timed)
+    assert timing.cpu_ms == pytest.approx([2 * ms for ms in timed])
+
+
+def test_auto_is_the_back_end_of_an_experiment() -> None:
+    assert BackendRunner(replace(SMALL, runner="auto")).name == "vectorised"
+
+
+def test_the_work_of_the_paper_s_network() -> None:
+    """By hand: 5 x 5 on 28 x 28, 5 x 5 on 12 x 12, 3 x 3 on 6 x 6, 576 to 128, 128 to 10."""
+    products = [16 * 28**2 * 75, 32 * 12**2 * 16 * 25, 64 * 6**2 * 32 * 9, 576 * 128, 128 * 10]
+    operations, moved = count_work(Case(clients=2, samples=60, epochs=3))
+    samples, steps = 2 * 60 * 3, 2 * 3 * 2
+    assert operations == samples * 2 * (3 * sum(products) - products[0])
+    entering = 16 * 14**2 + 32 * 6**2 + 576 + 128
+    assert moved == samples * (20 * entering + 2 * 3072) + 16 * 107_690 * steps
+
+
+def test_the_count_agrees_with_the_one_that_chooses_back_ends() -> None:
+    case = Case(network="cifar100_cnn", clients=1, samples=1, batch_size=1, epochs=1)
+    model = make_method(case).setup.model
+    forward = count_flops(lambda: model.logits(model.init_params(), torch.zeros(1, *case.input_shape)))
+    assert count_work(case)[0] == 3 * forward - 2 * 32 * 32**2 * 27
+
+
+def test_the_floor_is_the_slower_of_computing_and_moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks, on_gpu = Roofline({"strict": 1e12, "tf32": 1e13}, bytes_per_s=1e10), replace(SMALL, device="cuda")
+    monkeypatch.setattr(roofline, "count_work", lambda case: (10**9, 10**7))
+    assert peaks.floor_ms(SMALL) == peaks.floor_ms(on_gpu) == pytest.approx(1.0)
+    monkeypatch.setattr(roofline, "count_work", lambda case: (10**9, 10**8))
+    assert peaks.floor_ms(on_gpu) == peaks.floor_ms(replace(on_gpu, precision="tf32")) == pytest.approx(10.0)
+
+
+def test_peaks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "SECONDS", 0.0)
+    monkeypatch.setattr(roofline, "CPU_SIZES", (256, 2**20))
+    found = measure_roofline(torch.device("cpu"))
+    assert found.operations_per_s.keys() == {"strict"}
+    assert min(found.operations_per_s["strict"], found.bytes_per_s) > 1e8
+
+
+# -------------------- processes
+
+
+def test_a_case_is_measured_in_a_process_and_one_that_takes_too_long_is_ended() -> None:
+    row = measure_case(SMALL, 2, 60.0, Roofline({"strict": 1e12}, 1e9))
+    assert len(row["timing"]["rounds_ms"]) == len(row["timing"]["cpu_ms"]) == 2
+    assert row["timing"]["peak_bytes"] > 10_000_000
+    assert 0 < row["derived"]["share_of_roofline"] < 1
+    request = {"case": asdict(replace(SMALL, clients=1000, samples=1000)), "repeat": 1}
+    assert ask(request, 0.1) == {"error": "took longer than 0.1 s"}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried ..."), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), "out of memory"),
+        (UserError("`x` is wrong; mend it."), "`x` is wrong; mend it"),
+        (ValueError("first\nsecond"), "ValueError: first"),
+    ],
+)
+def test_errors_in_few_words(error: Exception, words: str) -> None:
+    assert explain(error) == words
+
+
+# -------------------- the command
+
+
+@pytest.fixture
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client takes a millisecond; a plain loop runs out of memory with 100."""
+
+    def answer(request: dict[str, Any], limit: float) -> dict[str, Any]:
+        if "roofline" in request:
+            return {"operations_per_s": {"strict": 1e12}, "bytes_per_s": 1e9}
+        case = request["case"]
+        if case["runner"] == "plain_loop" and case["clients"] > 100:
+            return {"error": "out of memory"}
+        ms = float(case["clients"] if case["runner"] != "plain_loop" else 3 * case["clients"])
+        return {"timing": asdict(Timing(case["runner"], 1.0, (ms, 1.5 * ms, ms), (2 * ms,), 2**20))}
+
+    monkeypatch.setattr(measure, "ask", answer)
+
+
+@pytest.mark.usefixtures("no_time")
+def test_results_are_printed_written_shown_and_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, plot = tmp_path / "r.json", tmp_path / "r.svg"
+    words = [
+        "--suite",
+        "clients",
+        "--device",
+        "cpu",
+        "--method",
+        "fedavg",
+        "--backend",
+        "sequential",
+        "--backend",
+        "plain_loop",
+    ]
+    command.run([*words, "--out", str(out), "--plot", str(plot)])
+    printed = capsys.readouterr()
+    assert "1/8 fedavg, digits_cnn, 20 x 40: sequential, strict: 20 ms" in printed.err
+    assert "method fedavg, network digits_cnn, samples 40" in printed.out
+    assert "Not measured: fedavg, digits_cnn, 1000 x 40: plain_loop: out of memory." in printed.out
+    line = next(line.split() for line in printed.out.splitlines() if line.split()[:2] == ["100", "sequential"])
+    assert line[2:8] == ["100", "50", "%", "200,000", "200", "1.0"]
+    assert line[-1] == "3.00", "times faster than the plain loop"
+    assert all(label in plot.read_text() for label in ("samples each", "sequential", "plain_loop", ">1000<"))
+    command.run(["--show", str(out), "--markdown"])
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == printed.out.splitlines()[0]
+    assert "| clients | runner | ms/round |" in shown
+
+
+@pytest.mark.usefixtures("no_time")
+def test_results_stay_when_the_command_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = iter([measure_case(SMALL, 1, 1.0, None)])
+    monkeypatch.setattr(command, "measure_case", lambda *_: next(rows))
+    with pytest.raises(StopIteration):
+        command.run(["--device", "cpu", "--out", str(tmp_path / "r.json")])
+    assert len(json.loads((tmp_path / "r.json").read_bytes())["rows"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--suite clints", "`--suite` is `clints`; did you mean `clients`?"),
+        ("--backend flowr", "`--backend` is `flowr`; did you mean `flower`?"),
+        ("--method fedmat", "did you mean `fedmate`?"),
+        ("--device abacus", "`device` is `abacus`"),
+        ("--repeat 0", "must be positive"),
+        ("--set client=3", "`client` in --set is not an option of a case; did you mean `clients`?"),
+        ("--set clients=0", "`clients` is 0"),
+        ("--device cpu --precision bf16", "which is for GPUs"),
+        ("--plot x.txt", "`x.txt` ends in `.txt`"),
+        ("--show none.json", "`none.json` cannot be read"),
+        ("--out pyproject.toml", "exists already"),
+    ],
+)
+def test_mistakes_get_one_sentence(words: str, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        command.run(words.split())
+    assert found in str(caught.value)
+
+
+def test_stored_results_of_the_documentation_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in sorted(Path(tables.__file__).parent.glob("results/*_clients*.json")):
+        command.run(["--show", str(path)])
+        assert "ms/round" in capsys.readouterr().out
