@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -92,14 +92,14 @@ class Stand:
 
 
 def test_a_deployment_is_watched_from_outside(tmp_path: Path) -> None:
-    row = flower.deployed(Stand(0), settings(), tmp_path / "run", 4)
+    row = flower.deployed(cast(Any, Stand(0)), settings(), tmp_path / "run", 4)
     assert len(row["seconds_of_rounds"]) == 2
     # Two rounds with three messages, each with the 13,056 + 650 parameters there and back, and a count of samples.
     assert row["bytes_per_message"] == 2000 / 6
     assert row["client_cpu_seconds_per_message"] == 0
     assert row["array_bytes_per_message"] == 2 * 4 * (13_056 + 650) + 8
     with pytest.raises(RuntimeError, match=r"^what failed said$"):
-        flower.deployed(Stand(1), settings(), tmp_path / "failed", 4)
+        flower.deployed(cast(Any, Stand(1)), settings(), tmp_path / "failed", 4)
 
 
 def test_a_message_is_weighed_against_the_ledger(tmp_path: Path) -> None:
