@@ -330,7 +330,7 @@ def test_what_cannot_be_counted_is_said_before_anything_is_trained(
 def test_prototypes_of_an_update_that_cannot_be_followed_are_taken_when_it_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[Exception]
 ) -> None:
-    monkeypatch.setattr(measures, "hollow_update", Mock(side_effect=fault("cannot be looked at")))
+    monkeypatch.setattr(measures, "trace_update", Mock(side_effect=fault("cannot be looked at")))
     work = work_of(grid_of(tmp_path, GRID.replace('"fedavg"', '"fedproto"')), tmp_path, ("prototypes",))
     work, listener = work._replace(cells=work.cells[:1]), Listener()
     sweep(work, listener)

@@ -25,8 +25,7 @@ from fedmate.core import (
     select,
     unmapped,
 )
-from fedmate.core.flops import count_flops
-from fedmate.core.hollow import NOWHERE
+from fedmate.core.shapes import META, count_flops
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.studies.workload import flops_of_update
@@ -98,9 +97,7 @@ def test_fedavg_on_cifar_by_hand() -> None:
     size, epochs = 2_499, 5
     model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
     method, server = make("fedavg", model, Training(batch_size=50, epochs=epochs), 10)
-    data = client_data(
-        torch.empty(size, 3, 32, 32, device=NOWHERE), torch.empty(size, dtype=torch.int64, device=NOWHERE)
-    )
+    data = client_data(torch.empty(size, 3, 32, 32, device=META), torch.empty(size, dtype=torch.int64, device=META))
     assert flops_of_update(method, server, data) == size * epochs * sample == 240_575_731_200
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedmate.backends import BACKENDS, Backend
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
-from fedmate.core.flops import count_flops
 from fedmate.core.serialise import fit_to
+from fedmate.core.shapes import count_flops
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.deal import Deal, deal, federate

@@ -14,7 +14,7 @@ from fedmate.backends.base import NOT_FINITE, Backend, Cohort, Messages, Outcome
 from fedmate.backends.precision import Precision
 from fedmate.backends.validation import NotFiniteError, RefusedError, validate_upload
 from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
-from fedmate.core.hollow import hollow_update
+from fedmate.core.shapes import trace_update
 from fedmate.errors import StoppedError
 from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, Transport
 
@@ -179,7 +179,7 @@ class Remote(Backend):
         if self._like is None:
             self._like = tree_map(
                 lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.key.device),
-                hollow_update(self.method, server, self.federation.clients[0]).upload,
+                trace_update(self.method, server, self.federation.clients[0]).upload,
             )
         return select(self._like, self.method.wire(round_number).up)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedmate.core.hollow import hollow_update
+from fedmate.core.shapes import trace_update
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built
 from fedmate.experiment.record import Record
@@ -53,7 +53,7 @@ def _prototypes(record: Record) -> dict[str, Tensor]:
 def _check_prototypes(built: Built) -> None:
     """Raise `UserError` if a client's update, followed by shapes alone, has none."""
     try:
-        result = hollow_update(built.method, initial_server(built), built.federation.clients[0])
+        result = trace_update(built.method, initial_server(built), built.federation.clients[0])
     except (RuntimeError, TypeError):
         # One that looks at numbers cannot be followed: it is seen when it has run.
         return

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedmate.core import Batch, ClientData, Method, Tree
-from fedmate.core.flops import FlopCounter
-from fedmate.core.hollow import hollow_update
 from fedmate.core.local import Step, steps_taken_by
+from fedmate.core.shapes import FlopCounter, trace_update
 
 
 def flops_of_update(method: Method, server: Tree, data: ClientData) -> int:
@@ -20,7 +19,7 @@ def flops_of_update(method: Method, server: Tree, data: ClientData) -> int:
     """
     counter = FlopCounter()
     with counter, steps_taken_by(_Once(counter)):
-        hollow_update(method, server, data)
+        trace_update(method, server, data)
     return counter.total
 
 
