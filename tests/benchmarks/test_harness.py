@@ -18,7 +18,7 @@ from benchmarks.suites import SUITES, make_suite
 
 from benchmarks import __main__ as command
 from benchmarks import measure, roofline, runner, tables
-from fedmate.core.flops import count_flops
+from fedmate.core.shapes import count_flops
 from fedmate.errors import UserError
 
 SMALL = Case(runner="sequential", network="digits_cnn", clients=2, samples=4, batch_size=2, epochs=1)
