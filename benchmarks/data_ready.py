@@ -33,14 +33,14 @@ REPEATS = 3
 PROGRAM = """
 import json, resource, sys, time
 from pathlib import Path
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.deal import deal, federate
-from fedmate.experiment.given import Given
+from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.partitioning import split_samples, make_federation
+from fedmate.experiment.user_inputs import UserInputs
 import sklearn.datasets, torch
-request = Request(dataset="cifar10", given=Given(folder=Path(sys.argv[1])))
+request = Request(dataset="cifar10", inputs=UserInputs(folder=Path(sys.argv[1])))
 experiment = compose(request)[0].with_general(device="cpu")
 start = time.perf_counter()
-federation = federate(experiment, deal(experiment, request.given))
+federation = make_federation(experiment, split_samples(experiment, request.inputs))
 seconds = time.perf_counter() - start
 assert sum(len(data.y) for data in federation.clients) == 12000
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

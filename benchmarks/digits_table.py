@@ -15,9 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedmate.experiment.compose import Request
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.jobs import run_jobs, started
+from fedmate.experiment.prepare import Request, new_runs, run_all
 from fedmate.experiment.record import Record
 from fedmate.progress import Lines
 
@@ -41,8 +40,8 @@ def main(folder: Path) -> None:
     rows: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
     for seed in SEEDS:
         request = Request(None, METHODS, "digits", parse_set([f"seed={seed}"]))
-        with started(request, folder / f"seed{seed}") as jobs:
-            for sentence in run_jobs(jobs, lambda: Lines(Console(stderr=True))):
+        with new_runs(request, folder / f"seed{seed}") as jobs:
+            for sentence in run_all(jobs, lambda: Lines(Console(stderr=True))):
                 sys.exit(sentence)
             for job in jobs:
                 rows[job.folder.name].append(Record(job.folder).summary)

@@ -34,8 +34,8 @@ from fedmate.backends.base import itemise
 from fedmate.core import flatten, select, unflatten
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import load_file, parse_set
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, begin, run
 from fedmate.flower import messages
@@ -68,11 +68,11 @@ class Stopwatch(Observer):
         """Begin."""
         self.clock = Clock()
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         """Note a round."""
         self.clock.tick()
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Pass it on."""
         print(sentence, file=sys.stderr)
 

@@ -19,9 +19,9 @@ import torch
 from fedmate.backends.base import Round
 from fedmate.core import ClientData, Federation, client_data, fold, make_key, permutation
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.evaluate import evaluate_view, label_distribution
+from fedmate.experiment.prepare import Request, compose
 
 SEEDS = (100, 101, 102)
 RATES = (0.02, 0.05, 0.1, 0.2)
@@ -53,7 +53,7 @@ def accuracy(method: str, settings: list[str], seed: int) -> float:
     for t in range(rounds):
         result = built.backend.run_round(server, Round(t, tuple(range(clients)), evaluate=t + 1 == rounds))
         server = result.server
-    view = result.views[built.method.headline]
+    view = result.views[built.method.primary_view]
     assert view is not None
     labels = label_distribution(built.federation.clients, built.federation.num_classes)
     figure: float = evaluate_view(view, labels)["balanced"]["mean"]

@@ -411,7 +411,7 @@ def test_what_does_not_fit_together_is_refused_and_nothing_written(tmp_path: Pat
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the folder of a run on the user's own that was stopped after its first round of three."""
 
-    def stop(self: Silence, done: int, headline: float | None) -> None:
+    def stop(self: Silence, done: int, primary: float | None) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -441,7 +441,7 @@ def test_a_run_goes_on_with_the_same_things(cut: Path, tmp_path: Path) -> None:
         (
             {},
             "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call "
-            "`fedmate.run(..., data=...)`, and hand them over again, with `resume=...`, to go on with a run.",
+            "`fedmate.run(..., data=...)`, and give them again, with `resume=...`, to go on with a run.",
         ),
         (
             {"data": POOL},

@@ -143,7 +143,7 @@ def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmat
 def test_records_have_a_place_of_their_own_by_default(
     fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedmate.experiment.jobs.time.strftime", lambda _: "now")
+    monkeypatch.setattr("fedmate.experiment.prepare.time.strftime", lambda _: "now")
     quick = ("run", *SMALL, "--set", "rounds=1")
     for _ in range(2):
         assert fedmate_(*quick, "--method", "local").status == 0

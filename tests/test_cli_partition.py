@@ -14,10 +14,10 @@ from tests.test_cli import Fedmate, snapshot
 
 from fedmate.core import option
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Layer, parse_set
-from fedmate.experiment.deal import deal
-from fedmate.experiment.given import NOTHING
+from fedmate.experiment.config import ConfigSource, parse_set
+from fedmate.experiment.partitioning import split_samples
+from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.user_inputs import NO_INPUTS
 
 fedmate_ = test_cli.fedmate_
 
@@ -70,7 +70,7 @@ def test_digits_are_dealt_as_runs_deal_them(fedmate_: Fedmate, tmp_path: Path) -
     assert (answer.status, answer.err) == (0, "")
     assert "\x1b" not in answer.out
     (experiment,) = compose(Request())
-    dealt = deal(experiment, NOTHING)
+    dealt = split_samples(experiment, NO_INPUTS)
     counts = dealt.class_counts()
     found = rows(answer.out)
     assert " ".join(found[0]) == "digits, share (share = 10), seed 0"
@@ -100,9 +100,9 @@ def test_a_file_and_settings_say_what_is_dealt(fedmate_: Fedmate, tmp_path: Path
     text = 'seed = 5\n[dataset]\nname = "toys"\n[partition]\nname = "dirichlet"\nclients = 6\nalpha = 0.25\n'
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     answer = fedmate_("partition", "mine.toml", "--set", "partition.alpha=2", "--set", "seed=6")
-    base = Layer("file", {"dataset": {"name": "toys"}, "partition": {"name": "dirichlet", "clients": 6}})
+    base = ConfigSource("file", {"dataset": {"name": "toys"}, "partition": {"name": "dirichlet", "clients": 6}})
     (experiment,) = compose(Request(base, settings=parse_set(["partition.alpha=2", "seed=6"])))
-    assert f"Partition: sha256 {deal(experiment, NOTHING).sha256}" in answer.out
+    assert f"Partition: sha256 {split_samples(experiment, NO_INPUTS).sha256}" in answer.out
     assert "toys, dirichlet (alpha = 2), seed 6" in answer.out
 
 
@@ -163,7 +163,7 @@ def test_the_summary(fedmate_: Fedmate) -> None:
     words = ("dataset.kinds=50", "partition.name=pathological", "partition.clients=4", "partition.examples=7")
     answer = fedmate_("partition", "--dataset", "toys", *(word for one in words for word in ("--set", one)))
     (experiment,) = compose(Request(dataset="toys", settings=parse_set(words)))
-    counts = deal(experiment, NOTHING).class_counts()
+    counts = split_samples(experiment, NO_INPUTS).class_counts()
     # A class has two samples, so three of them are six.
     assert counts.sum(1).tolist() == [6] * 4
     unheld = int((counts.sum(0) == 0).sum())
@@ -183,7 +183,7 @@ def test_the_summary_of_unequal_clients(fedmate_: Fedmate) -> None:
     words = ("dataset.kinds=20", "partition.name=dirichlet", "partition.clients=6", "partition.alpha=0.5")
     answer = fedmate_("partition", "--dataset", "toys", *(word for one in words for word in ("--set", one)))
     (experiment,) = compose(Request(dataset="toys", settings=parse_set(words)))
-    counts = deal(experiment, NOTHING).class_counts()
+    counts = split_samples(experiment, NO_INPUTS).class_counts()
     sizes, held = np.sort(counts.sum(1)), np.sort((counts > 0).sum(1))
     assert f"Samples of a client: {sizes[0]} to {sizes[-1]}, median {(sizes[2] + sizes[3]) / 2:g}\n" in answer.out
     assert f"Classes of a client: {held[0]} to {held[-1]}, median {(held[2] + held[3]) / 2:g}\n" in answer.out

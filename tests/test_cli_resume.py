@@ -23,7 +23,7 @@ from fedmate import cli, storage
 from fedmate.cli.app import Terminated
 from fedmate.data import Arrays, Samples
 from fedmate.data.digits import Digits
-from fedmate.experiment import jobs
+from fedmate.experiment import prepare
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
 from fedmate.progress import Lines
@@ -88,8 +88,8 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object
     def arrange(number: int, happens: Callable[[], object]) -> None:
         original = Lines.round_done
 
-        def round_done(self: Lines, done: int, headline: float | None) -> None:
-            original(self, done, headline)
+        def round_done(self: Lines, done: int, primary: float | None) -> None:
+            original(self, done, primary)
             if done == number:
                 monkeypatch.setattr(Lines, "round_done", original)
                 happens()
@@ -247,7 +247,7 @@ def test_stopping_before_anything_is_written_leaves_nothing(
     def build(*_: object) -> object:
         raise stop
 
-    monkeypatch.setattr(jobs, "build", build)
+    monkeypatch.setattr(prepare, "build", build)
     answer = fedmate_(*RUN, "--out", "record")
     assert answer.status == (143 if isinstance(stop, Terminated) else 130)
     assert answer.err == "Stopped.\n"
@@ -358,8 +358,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         few_digits(patch)
         original = Lines.round_done
 
-        def round_done(self: Lines, done: int, headline: float | None) -> None:
-            original(self, done, headline)
+        def round_done(self: Lines, done: int, primary: float | None) -> None:
+            original(self, done, primary)
             if done == 2:
                 raise KeyboardInterrupt
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedmate.core.options import options_of
 from fedmate.data.partitions import PARTITIONS, PartitionInput
-from fedmate.experiment.deal import deal
-from fedmate.experiment.given import NOTHING
+from fedmate.experiment.partitioning import split_samples
+from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.methods import METHODS
 from fedmate.studies.grid import Cell, Grid, Wanted
 from fedmate.studies.measures import MEASURES
@@ -410,7 +410,7 @@ def test_digits_can_stand_in_for_everything() -> None:
                 clients = 10 if column.key.startswith(SMALL) else 20
                 # With fewer digits than are asked for, three classes are a third each of what there is for a client.
                 size = 177 if cell.experiment.partition.options["examples"] == 600 else 40
-                assert deal(cell.experiment, NOTHING).class_counts().sum(axis=1).tolist() == [size] * clients
+                assert split_samples(cell.experiment, NO_INPUTS).class_counts().sum(axis=1).tolist() == [size] * clients
     assert len(dealt) > 10
 
 

@@ -43,8 +43,8 @@ def test_lines_are_plain_and_tell_an_accuracy_when_it_was_measured() -> None:
     console, file = piped()
     lines = Lines(console)
     lines.started(make("rounds=4", "eval_every=2", "method.name=fedavg"), 0)
-    for done, headline in ((1, None), (2, 12.345), (3, 12.345), (4, 12.345)):
-        lines.round_done(done, headline)
+    for done, primary in ((1, None), (2, 12.345), (3, 12.345), (4, 12.345)):
+        lines.round_done(done, primary)
     text = file.getvalue()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
     assert [re.sub(r"\d+ s left", "N s left", line) for line in text.splitlines()] == [
@@ -94,7 +94,7 @@ def test_a_long_run_prints_about_every_tenth_round_and_each_look() -> None:
 def test_a_sentence_is_one_line_as_it_stands() -> None:
     console, file = piped(width=20)
     sentence = "round 3: left out, not finite: client 1, 2, 3 [bold] :smile: " + "and so on " * 10 + "."
-    Lines(console).said(sentence)
+    Lines(console).warned(sentence)
     assert file.getvalue() == f"{sentence}\n"
 
 
@@ -117,10 +117,10 @@ def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
 def test_several_runs_share_a_display(four_rounds: Built) -> None:
     console, file = terminal()
     with bars(console) as display:
-        for headline in (11.0, 22.0):
+        for primary in (11.0, 22.0):
             bar = Bar(display)
             bar.started(four_rounds, 0)
-            bar.round_done(4, headline)
+            bar.round_done(4, primary)
     last = shown(file.getvalue()).splitlines()[-2:]
     assert "4/4 11.00 %" in re.sub(r" +", " ", last[0])
     assert "4/4 22.00 %" in re.sub(r" +", " ", last[1])
@@ -131,7 +131,7 @@ def test_a_sentence_stands_above_the_bars(four_rounds: Built) -> None:
     with bars(console) as display:
         bar = Bar(display)
         bar.started(four_rounds, 0)
-        bar.said("left out [0, 1] and [red]")
+        bar.warned("left out [0, 1] and [red]")
         bar.round_done(4, 50.0)
     lines = [line.rstrip() for line in shown(file.getvalue()).replace("\r", "\n").splitlines()]
     assert "left out [0, 1] and [red]" in lines
@@ -158,7 +158,7 @@ def test_a_display_without_a_console_is_silent(four_rounds: Built, capsys: pytes
         display.notes(["one", "one"])
         observer = display.observer()
         observer.started(four_rounds, 1)
-        observer.said("two")
+        observer.warned("two")
         observer.round_done(4, 50.0)
     assert [(one.category, str(one.message)) for one in warned] == [(NoteWarning, "one"), (NoteWarning, "two")]
     assert capsys.readouterr() == ("", "")

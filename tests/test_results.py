@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.studies.kept import Kept, command_of, name_of
 
 RESULTS = Path(__file__).parents[1] / "paper"
@@ -44,7 +44,7 @@ def test_the_page_and_its_pictures_are_what_is_kept(page: ModuleType, monkeypatc
 def test_every_cell_is_named_and_commanded_as_it_was_run() -> None:
     for path in CELLS:
         kept = Kept.read(path)
-        experiment = resolve([Layer(path.name, kept.config)])
+        experiment = resolve([ConfigSource(path.name, kept.config)])
         prefix = "" if kept.content["curve"] else "dealt-"
         assert path.stem == prefix + name_of(experiment)
         verb: Literal["run", "partition"] = "run" if kept.content["curve"] else "partition"

@@ -17,14 +17,13 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment import adapt as adapting
 from fedmate.experiment import predict as predicting
 from fedmate.experiment.adapt import Adaptation
-from fedmate.experiment.compose import Request
-from fedmate.experiment.config import Layer, load_file, nest
+from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
-from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import Job, resumed, run_jobs, started
 from fedmate.experiment.predict import PortableModel, Predictions, check_target
+from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.priors import Wanted
 from fedmate.experiment.record import Record, runs_of
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Display
 
 RUN = "the path of a run's folder"
@@ -75,7 +74,7 @@ def run(
     """
     _check_name("method", method)
     methods = () if method is None else (method,)
-    request = _request(experiment, methods, dataset, set, Given(data, model, classifier, _data_dir(data_dir)))
+    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier, _data_dir(data_dir)))
     if resume is not None and len(runs := runs_of(_path("resume", resume, RUN))) > 1:
         raise UserError(f"`resume` is `{resume}`, a comparison of {len(runs)} runs; use `fedmate.compare(resume=...)`.")
     return _run(request, out, resume, progress)[0]
@@ -122,7 +121,7 @@ def compare(
         _check_name(f"methods[{i}]", name, required=True)
     if not methods and resume is None:
         raise UserError("`methods` is empty; name the methods to compare, such as `['fedmate', 'fedavg']`.")
-    request = _request(experiment, methods, dataset, set, Given(data, model, classifier, _data_dir(data_dir)))
+    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier, _data_dir(data_dir)))
     return {record.config["method"]["name"]: record for record in _run(request, out, resume, progress)}
 
 
@@ -172,7 +171,7 @@ def export(
         check_target(target)
     # numpy's whole numbers would overflow where Python's do not.
     number = None if client is None else index(client)
-    exported = export_model(_path("folder", folder, RUN), number, Given(data, model))
+    exported = export_model(_path("folder", folder, RUN), number, UserInputs(data, model))
     if target is not None:
         exported.save(target)
     return exported
@@ -263,12 +262,12 @@ def _request(
     methods: Sequence[str],
     dataset: str | None,
     settings: Mapping[str, Any] | None,
-    given: Given,
+    given: UserInputs,
 ) -> Request:
     _check_name("dataset", dataset)
     if isinstance(experiment, Mapping):
         _check_keys("experiment", experiment)
-        base: Layer | None = Layer("the experiment", dict(experiment))
+        base: ConfigSource | None = ConfigSource("the experiment", dict(experiment))
     else:
         base = None if experiment is None else load_file(_path("experiment", experiment, EXPERIMENT))
     if not isinstance(settings, Mapping | None):
@@ -282,14 +281,14 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
         raise UserError("`out` begins a new run and `resume` goes on with an old one; give one of them.")
     target = None if out is None else _path("out", out, "the path of a new folder")
     try:
-        opened = started(request, target) if resume is None else resumed(request, _path("resume", resume, RUN))
+        opened = new_runs(request, target) if resume is None else resumed_runs(request, _path("resume", resume, RUN))
         with opened as jobs, Display(Console() if progress else None) as display:
             display.notes(note for job in jobs for note in job.notes)
             try:
-                diverged = run_jobs(jobs, display.observer)
+                diverged = run_all(jobs, display.observer)
             except KeyboardInterrupt as interrupt:
                 interrupt.add_note(
-                    f"The rounds done are saved: {_how_to_continue(jobs, request.given.folder)} goes on."
+                    f"The rounds done are saved: {_how_to_continue(jobs, request.inputs.folder)} goes on."
                 )
                 raise
     except UserError as error:
@@ -308,7 +307,7 @@ def _data_dir(value: object) -> Path | None:
     return None if value is None else _path("data_dir", value, "the path of the folder that holds data sets")
 
 
-def _how_to_continue(jobs: Sequence[Job], data_dir: Path | None) -> str:
+def _how_to_continue(jobs: Sequence[PreparedRun], data_dir: Path | None) -> str:
     place = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
     if len(jobs) == 1:
         return f"`fedmate.run(resume={str(jobs[0].folder)!r}{place})`"

@@ -19,7 +19,7 @@ from fedmate.experiment.run import Observer
 
 @final
 class Bar(Observer):
-    """A bar per method that shows the round, the headline accuracy and the time left."""
+    """A bar per method that shows the round, the primary accuracy and the time left."""
 
     def __init__(self, progress: Progress) -> None:
         """Draw on a display that several runs share."""
@@ -31,13 +31,13 @@ class Bar(Observer):
         name, rounds = built.experiment.method.name, built.experiment.general.rounds
         self._task = self._progress.add_task(name, total=rounds, completed=done, accuracy="")
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         """Move the bar on."""
-        accuracy = "" if headline is None else f"{headline:.2f} %"
+        accuracy = "" if primary is None else f"{primary:.2f} %"
         if self._task is not None:
             self._progress.update(self._task, completed=done, accuracy=accuracy)
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Print above the bars."""
         self._progress.console.out(sentence, highlight=False)
 
@@ -57,19 +57,19 @@ class Lines(Observer):
         self._name, self._rounds, self._every = built.experiment.method.name, general.rounds, general.eval_every
         self._start, self._before = time.perf_counter(), done
         if done:
-            self.said(f"{self._name}: continuing after round {done}/{self._rounds}")
+            self.warned(f"{self._name}: continuing after round {done}/{self._rounds}")
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         """Print a line when there is something to tell."""
         is_measured = done % self._every == 0 or done == self._rounds
         if not is_measured and done % max(1, self._rounds // 10):
             return
         left = (time.perf_counter() - self._start) / (done - self._before) * (self._rounds - done)
-        # The headline of another round is that of the last look.
-        accuracy = f"  accuracy {headline:.2f} %" if is_measured and headline is not None else ""
-        self.said(f"{self._name}: round {done}/{self._rounds}{accuracy}  {left:.0f} s left")
+        # The primary of another round is that of the last look.
+        accuracy = f"  accuracy {primary:.2f} %" if is_measured and primary is not None else ""
+        self.warned(f"{self._name}: round {done}/{self._rounds}{accuracy}  {left:.0f} s left")
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Print one line, however long."""
         self._console.out(sentence, highlight=False)
 
@@ -121,10 +121,10 @@ class Silence(Observer):
     def started(self, built: Built, done: int) -> None:
         """Say nothing."""
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         """Say nothing."""
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Warn."""
         warnings.warn(sentence, NoteWarning, stacklevel=2)
 

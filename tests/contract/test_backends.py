@@ -107,7 +107,7 @@ def test_views_are_there_as_declared(any_lab: Lab, backend_name: str) -> None:
     private = model.buffer_policy == "private" and bool(model.init_params()["buffers"])
     for result in any_lab.history(backend_name).rounds:
         assert set(result.views) == {"pre", "post", "global", *extra}
-        assert result.views[method.headline] is not None
+        assert result.views[method.primary_view] is not None
         assert (result.views["global"] is None) == (method.global_params(result.server) is None or private)
         participants = tuple(report.client for report in result.reports)
         for name, view in result.views.items():

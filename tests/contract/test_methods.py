@@ -102,8 +102,8 @@ def test_every_view_is_a_whole_model(lab: Lab, spec: Spec) -> None:
     assert {name: spec(params) for name, params in views.items() if params is not None} == {
         name: expected for name, params in views.items() if params is not None
     }
-    assert method.headline in views
-    assert views[method.headline] is not None
+    assert method.primary_view in views
+    assert views[method.primary_view] is not None
 
 
 def test_messages_have_exactly_the_parts_the_wire_names(any_lab: Lab) -> None:

@@ -15,8 +15,8 @@ from fedmate.data import DATASETS
 from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.config import Layer, resolve
-from fedmate.experiment.given import Given
+from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.models import MODELS
 from fedmate.registry import Registry
 
@@ -68,7 +68,9 @@ def test_a_data_set_is_labelled_arrays_with_working_defaults(name: str, tmp_path
     for preset in (None, *DATASETS[name].presets):
         chosen = {"name": name, **options} if preset is None else {"name": name, "preset": preset, **options}
         few = {"partition": {"clients": 2, "examples": 40}}
-        built = build(resolve([Layer("test", {"dataset": chosen, "rounds": 1, **few})]), Given(folder=tmp_path))
+        built = build(
+            resolve([ConfigSource("test", {"dataset": chosen, "rounds": 1, **few})]), UserInputs(folder=tmp_path)
+        )
         assert built.federation.num_classes == len(arrays.class_names)
 
 
@@ -111,6 +113,6 @@ def test_a_partition_deals_to_everybody_and_repeats_itself(name: str) -> None:
 def test_what_only_python_can_give_says_so_when_a_file_names_it(table: Registry[Any]) -> None:
     section = table.kind.removesuffix("s")
     with pytest.raises(UserError) as caught:
-        build(resolve([Layer("test", {section: {"name": "given"}, "rounds": 1})]))
+        build(resolve([ConfigSource("test", {section: {"name": "given"}, "rounds": 1})]))
     assert str(caught.value).startswith(f"`{section}.name` is `given`")
     assert "call `fedmate.run" in str(caught.value)

@@ -15,20 +15,22 @@ from fedmate.data import DATASETS
 from fedmate.data.sites import AtSites
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.config import Experiment, Layer, load_file, parse_set, resolve
-from fedmate.experiment.deal import deal, federate
-from fedmate.experiment.given import NOTHING
+from fedmate.experiment.config import ConfigSource, Experiment, load_file, parse_set, resolve
+from fedmate.experiment.partitioning import make_federation, split_samples
+from fedmate.experiment.user_inputs import NO_INPUTS
 
 DECLARED: dict[str, Any] = {"name": "sites", "classes": ["ant", "bee", "cat"], "shape": [1, 4, 4]}
 
 
 def experiment(dataset: dict[str, Any] | None = None, **values: Any) -> Experiment:
-    return resolve([Layer("test", {"dataset": DECLARED | (dataset or {}), "partition": {"clients": 5}, **values})])
+    return resolve(
+        [ConfigSource("test", {"dataset": DECLARED | (dataset or {}), "partition": {"clients": 5}, **values})]
+    )
 
 
 def refused(dataset: dict[str, Any] | None = None, **values: Any) -> str:
     with pytest.raises(UserError) as caught:
-        deal(experiment(dataset, **values), NOTHING)
+        split_samples(experiment(dataset, **values), NO_INPUTS)
     assert str(caught.value).startswith("`")
     assert str(caught.value).endswith(".")
     return str(caught.value)
@@ -103,9 +105,9 @@ def test_nothing_can_be_loaded(tmp_path: Path) -> None:
 
 
 def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:
-    dealt = deal(experiment(), NOTHING)
+    dealt = split_samples(experiment(), NO_INPUTS)
     assert dealt.at_sites
-    federation = federate(experiment(device="cpu"), dealt)
+    federation = make_federation(experiment(device="cpu"), dealt)
     assert federation.at_sites
     assert len(federation.clients) == 5
     assert federation.num_classes == 3
@@ -116,7 +118,7 @@ def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:
 
 
 def test_the_account_of_the_deal_counts_no_samples() -> None:
-    dealt = deal(experiment(), NOTHING)
+    dealt = split_samples(experiment(), NO_INPUTS)
     account = json.loads(dealt.to_json())
     assert account.keys() == {"sha256", "data_sha256", "classes", "names", "at_sites"}
     assert (account["at_sites"], account["names"]) == (True, ["0", "1", "2", "3", "4"])
@@ -125,9 +127,9 @@ def test_the_account_of_the_deal_counts_no_samples() -> None:
 
 
 def test_other_declarations_are_other_deals() -> None:
-    assert deal(experiment(), NOTHING).sha256 == deal(experiment(seed=3), NOTHING).sha256
+    assert split_samples(experiment(), NO_INPUTS).sha256 == split_samples(experiment(seed=3), NO_INPUTS).sha256
     for other in ({"classes": ["ant", "bee", "dog"]}, {"shape": [1, 4, 5]}):
-        assert deal(experiment(other), NOTHING).sha256 != deal(experiment(), NOTHING).sha256
+        assert split_samples(experiment(other), NO_INPUTS).sha256 != split_samples(experiment(), NO_INPUTS).sha256
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fedmate.core import Augmentation, Federation, client_data, flatten
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, _calibration_notes, build, flops_per_step
-from fedmate.experiment.config import Layer, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, parse_set, resolve
 from fedmate.methods import METHODS
 
 
@@ -47,7 +47,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def built(*assignments: str) -> Built:
-    return build(resolve([Layer("test", {"partition": {"clients": 4}}), parse_set(assignments)]))
+    return build(resolve([ConfigSource("test", {"partition": {"clients": 4}}), parse_set(assignments)]))
 
 
 def refused(*assignments: str) -> str:
@@ -242,18 +242,18 @@ def test_a_precision_that_a_cpu_does_not_have_is_pointed_out() -> None:
 def test_clients_that_calibration_leaves_nothing_to_learn_are_counted(classes: int, said: bool) -> None:
     partition = {"name": "pathological", "classes_per_client": classes, "clients": 3}
     method = {"name": "fedavg", "calibration": 1.0}
-    notes = build(resolve([Layer("test", {"partition": partition, "method": method})])).notes
+    notes = build(resolve([ConfigSource("test", {"partition": partition, "method": method})])).notes
     assert [note for note in notes if "calibration" in note] == [
         "`method.calibration` is on, and all clients hold one class: there class shares explain every label, so that "
         "cross-entropy teaches nothing, and `own` accuracy is 100 % whatever the model is."
     ] * said
     method["absent_share"] = 0.05
-    notes = build(resolve([Layer("test", {"partition": partition, "method": method})])).notes
+    notes = build(resolve([ConfigSource("test", {"partition": partition, "method": method})])).notes
     assert [note for note in notes if "calibration" in note] == [
         "`method.calibration` is on, and all clients hold one class: there `own` accuracy is 100 % whatever the model "
         "is."
     ] * said
-    plain = build(resolve([Layer("test", {"partition": partition, "method": {"name": "fedavg"}})])).notes
+    plain = build(resolve([ConfigSource("test", {"partition": partition, "method": {"name": "fedavg"}})])).notes
     assert not any("calibration" in note for note in plain)
 
 

@@ -21,8 +21,8 @@ from fedmate.errors import UserError
 from fedmate.experiment import checkpoint as module
 from fedmate.experiment.build import build
 from fedmate.experiment.checkpoint import Checkpoint, Manifest, Progress, Standing
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import parse_set
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.run import begin, initial_server
 from fedmate.methods import METHODS
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedmate.core import Limits, Training, option
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, General, Layer, load_file, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, Experiment, General, load_file, parse_set, resolve
 
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 """What every partition has."""
@@ -53,7 +53,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resolved(*layers: dict[str, Any]) -> Experiment:
-    return resolve([Layer(f"layer {i}", values) for i, values in enumerate(layers)])
+    return resolve([ConfigSource(f"layer {i}", values) for i, values in enumerate(layers)])
 
 
 def refused(*layers: dict[str, Any]) -> str:
@@ -314,7 +314,7 @@ def test_an_option_of_the_data_set_is_checked(toy: None) -> None:
 )
 def test_an_assignment_is_read_as_toml_or_else_as_a_word(assignment: str, values: dict[str, Any]) -> None:
     layer = parse_set([assignment])
-    assert layer == Layer("--set", values)
+    assert layer == ConfigSource("--set", values)
     flat = {**layer.values, **layer.values.get("method", {}), **layer.values.get("training", {})}
     expected = {**values, **values.get("method", {}), **values.get("training", {})}
     assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in expected.items()}
@@ -427,7 +427,7 @@ def test_a_number_too_large_for_a_float_is_refused(key: str) -> None:
 def test_a_file_is_a_layer(tmp_path: Path) -> None:
     path = tmp_path / "an experiment.toml"
     path.write_text('seed = 4\n[method]\nname = "fedper" # déjà vu\n', encoding="utf-8")
-    assert load_file(path) == Layer(str(path), {"seed": 4, "method": {"name": "fedper"}})
+    assert load_file(path) == ConfigSource(str(path), {"seed": 4, "method": {"name": "fedper"}})
 
 
 @pytest.mark.parametrize(
@@ -570,31 +570,31 @@ def test_replacing_a_general_key_leaves_the_rest() -> None:
 @pytest.mark.usefixtures("toy")
 def test_what_a_data_set_says_of_its_partition_is_dropped_with_that_partition() -> None:
     values = {"dataset": {"name": "toy"}, "partition": {"name": "pathological", "clients": 4}}
-    options = resolve([Layer("test", values)]).partition.options
+    options = resolve([ConfigSource("test", values)]).partition.options
     assert (options["clients"], options["examples"]) == (4, None)
 
 
 @pytest.mark.usefixtures("toy")
 def test_what_the_user_says_of_it_stays() -> None:
     values = {"dataset": {"name": "toy"}, "partition": {"examples": 7}}
-    settings = Layer("--set", {"partition": {"name": "pathological"}})
-    assert resolve([Layer("test", values), settings]).partition.options["examples"] == 7
+    settings = ConfigSource("--set", {"partition": {"name": "pathological"}})
+    assert resolve([ConfigSource("test", values), settings]).partition.options["examples"] == 7
 
 
 def test_what_a_data_set_says_of_all_partitions_stays() -> None:
-    assert resolve([Layer("test", {"partition": {"name": "iid"}})]).partition.options["examples"] == 40
+    assert resolve([ConfigSource("test", {"partition": {"name": "iid"}})]).partition.options["examples"] == 40
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_default_can_be_taken_back_and_stays_so_in_the_file() -> None:
-    experiment = resolve([Layer("test", {"dataset": {"name": "toy"}}), parse_set(["partition.examples=none"])])
+    experiment = resolve([ConfigSource("test", {"dataset": {"name": "toy"}}), parse_set(["partition.examples=none"])])
     assert experiment.partition.options["examples"] is None
     assert resolved(tomllib.loads(experiment.to_toml())) == experiment
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_partition_that_comes_back_has_its_defaults_again() -> None:
-    layers = [Layer("file", {"dataset": {"name": "toy"}, "partition": {"name": "share"}})]
+    layers = [ConfigSource("file", {"dataset": {"name": "toy"}, "partition": {"name": "share"}})]
     assert resolve(layers).partition.options["examples"] is None
     assert resolve([*layers, parse_set(["partition.name=iid"])]).partition.options["examples"] == 12
 

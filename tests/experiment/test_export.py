@@ -24,15 +24,14 @@ from fedmate.data.arrays import Pool
 from fedmate.data.digits import Digits
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import Request
 from fedmate.experiment.config import nest
 from fedmate.experiment.export import export_model
-from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import started, stored_experiment
 from fedmate.experiment.predict import PortableModel, load_model
+from fedmate.experiment.prepare import Request, new_runs, stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored
 from fedmate.experiment.run import Observer, run
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.methods import METHODS
 
 SETTINGS: dict[str, Any] = {
@@ -298,10 +297,10 @@ class Stop(Observer):
     def started(self, built: Built, done: int) -> None:
         pass
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         pass
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         if done == self.after:
             raise KeyboardInterrupt
 
@@ -309,7 +308,7 @@ class Stop(Observer):
 def start(folder: Path, rounds: int) -> Path:
     """Begin a run in which everybody takes part, and stop it after some rounds."""
     settings = nest("set", {**SETTINGS, "participation": 1.0, "holdout_clients": 0.0}.items())
-    with started(Request(methods=["fedper"], settings=settings), folder) as jobs:
+    with new_runs(Request(methods=["fedper"], settings=settings), folder) as jobs:
         if rounds and jobs[0].built is not None:
             with pytest.raises(KeyboardInterrupt):
                 run(jobs[0].built, folder, Stop(rounds))
@@ -379,4 +378,4 @@ def test_nothing_is_computed_for_a_file_that_cannot_be_written(tmp_path: Path) -
 
 def test_data_that_is_not_the_runs(finished: Runs) -> None:
     with pytest.raises(UserError, match=r"^`data` is given, but `dataset.name` is `few`"):
-        export_model(finished("fedper"), 0, Given(data=pool()))
+        export_model(finished("fedper"), 0, UserInputs(data=pool()))

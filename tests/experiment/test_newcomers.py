@@ -19,12 +19,12 @@ from fedmate.core import ClientData, make_key
 from fedmate.data.arrays import Pool, Sites
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import nest
-from fedmate.experiment.given import Given
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import begin
 from fedmate.experiment.run import run as run_built
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Silence
 from fedmate.report.tables import newcomers
 
@@ -52,19 +52,19 @@ POOL = Pool(*samples(0, 90))
 SITES = Sites([samples(i + 1, 2 + i) for i in range(10)], test=samples(0, 30))
 
 
-def given(data: Pool | Sites = POOL) -> Given:
+def given(data: Pool | Sites = POOL) -> UserInputs:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = OrderedDict(body=nn.Linear(FEATURES, 5), bend=nn.Tanh(), head=nn.Linear(5, CLASSES))
-        return Given(data, nn.Sequential(layers), "head")
+        return UserInputs(data, nn.Sequential(layers), "head")
 
 
 def made(data: Pool | Sites = POOL, method: str = "fedavg", **changes: Any) -> Built:
     """Build the experiment with other values; a section's key is written with two underscores."""
     values = {key: value for key, value in SETTINGS.items() if data is POOL or not key.startswith("partition.")}
     values |= {key.replace("__", "."): value for key, value in changes.items()}
-    request = Request(methods=[method], settings=nest("set", values.items()), given=given(data))
-    return build(compose(request)[0], request.given)
+    request = Request(methods=[method], settings=nest("set", values.items()), inputs=given(data))
+    return build(compose(request)[0], request.inputs)
 
 
 def carry_out(built: Built, folder: Path) -> Record:
@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_meets_the_same_newcomers(tmp_path: Path, monkeypatch
     settings: dict[str, Any] = {"rounds": 4, "checkpoint_every": 1, "eval_every": 1}
     whole = carry_out(made(**settings), tmp_path / "whole")
 
-    def stop(self: Silence, done: int, headline: float | None) -> None:
+    def stop(self: Silence, done: int, primary: float | None) -> None:
         if done == 2:
             raise KeyboardInterrupt
 

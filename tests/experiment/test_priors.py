@@ -22,12 +22,12 @@ from fedmate.data import DATASETS, Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.deal import Deal
-from fedmate.experiment.given import structure
-from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.partitioning import ClientSplit
 from fedmate.experiment.predict import PortableModel, load_model
+from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import structure
 
 SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")
 SHARES = (0.75, 0.25, 0.0)
@@ -477,7 +477,7 @@ def test_shares_of_a_run_that_is_not_finished(
         (folder / name).unlink()
     finished, found = (fedmate.export(place, client=1).calibration for place in (calibrated, folder))
     assert found == finished
-    monkeypatch.setattr(Deal, "sha256", "another")
+    monkeypatch.setattr(ClientSplit, "sha256", "another")
     text = refused(lambda: fedmate.export(folder, client=1))
     assert text.startswith(f"`{folder}` was begun with other samples than its data set holds now, ")
     assert fedmate.export(folder, global_=True).calibration == Calibration(1.0)
@@ -507,7 +507,7 @@ def test_shares_leave_with_calibrated_models_only(
     plain = tmp_path / "plain"
     fedmate.run(method="local", set=SETTINGS | {"rounds": 1, "method.calibration": 0.0}, out=plain)
     (plain / "clients.csv").unlink()
-    monkeypatch.setattr(Deal, "sha256", "another")
+    monkeypatch.setattr(ClientSplit, "sha256", "another")
     assert fedmate.export(plain, client=0).calibration == NO_CALIBRATION
     rng = np.random.default_rng(0)
     data = Pool(rng.integers(0, 17, (20, 64)).reshape(20, 1, 8, 8), [2, 5, 5, 5] * 5)

@@ -17,8 +17,7 @@ import torch
 import fedmate
 from fedmate import storage
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request
-from fedmate.experiment.jobs import started
+from fedmate.experiment.prepare import Request, new_runs
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import Recorder, check_free, environment
 
@@ -30,7 +29,7 @@ def begun(folder: Path, config: str = "") -> Recorder:
 
 
 def begin_a_run(folder: Path) -> None:
-    with started(Request(), folder):
+    with new_runs(Request(), folder):
         pass
 
 

@@ -30,13 +30,12 @@ from fedmate.errors import UserError
 from fedmate.experiment import recorder as recorder_module
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.compose import Request
 from fedmate.experiment.config import load_file, parse_set
-from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import Job, resumed, run_jobs, started
+from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import Recorder, environment
 from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.methods import METHODS
 
 ROUNDS = 6
@@ -107,12 +106,12 @@ class Diary(Observer):
         if self.after == 0:
             raise self.error("interrupted")
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         self.rounds.append(done)
         if done == self.after:
             raise self.error("interrupted")
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 
@@ -127,14 +126,14 @@ def ask(*methods: str, settings: tuple[str, ...] = (), dataset: str = "tiny") ->
 def go(request: Request, folder: Path, *diaries: Diary) -> list[str]:
     """Begin runs and run them, one diary each; return what diverged."""
     each = iter(diaries or [Diary()])
-    with started(request, folder) as jobs:
-        return run_jobs(jobs, lambda: next(each, Diary()))
+    with new_runs(request, folder) as jobs:
+        return run_all(jobs, lambda: next(each, Diary()))
 
 
 def go_on(folder: Path, diary: Diary | None = None, request: Request = NOTHING) -> list[str]:
     """Go on with runs."""
-    with resumed(request, folder) as jobs:
-        return run_jobs(jobs, lambda: diary or Diary())
+    with resumed_runs(request, folder) as jobs:
+        return run_all(jobs, lambda: diary or Diary())
 
 
 def interrupt(request: Request, folder: Path, after: int, error: type[BaseException] = RuntimeError) -> None:
@@ -385,8 +384,8 @@ def test_a_run_on_data_and_a_network_of_ones_own_goes_on_with_them(tmp_path: Pat
     settings = ("method.classifier_epochs=1", "checkpoint_every=2")
     small = tuple(assignment for assignment in SETTINGS if not assignment.startswith("model"))
 
-    def given(data: Pool, seed: int) -> Given:
-        return Given(data, network(seed), "head")
+    def given(data: Pool, seed: int) -> UserInputs:
+        return UserInputs(data, network(seed), "head")
 
     def asked(seed: int) -> Request:
         return Request(None, ["fedrep"], None, parse_set([*small, *settings]), given(pool, seed))
@@ -394,18 +393,18 @@ def test_a_run_on_data_and_a_network_of_ones_own_goes_on_with_them(tmp_path: Pat
     go(asked(0), tmp_path / "untouched")
     interrupt(asked(0), tmp_path / "run", 3)
     for wrong, sentence in (
-        (Given(), "`dataset.name` is `given`"),
-        (Given(data=pool), "`model.name` is `given`"),
+        (UserInputs(), "`dataset.name` is `given`"),
+        (UserInputs(data=pool), "`model.name` is `given`"),
         (given(other, 0), "`data` holds other samples than the run began with"),
-        (Given(pool, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "1"), "`model` has another structure"),
+        (UserInputs(pool, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "1"), "`model` has another structure"),
     ):
         before = snapshot(tmp_path / "run")
         with pytest.raises(UserError) as caught:
-            go_on(tmp_path / "run", request=Request(given=wrong))
+            go_on(tmp_path / "run", request=Request(inputs=wrong))
         assert str(caught.value).startswith(sentence)
         assert snapshot(tmp_path / "run") == before
     # The weights it began with are in the folder; those that come now do not matter.
-    go_on(tmp_path / "run", request=Request(given=given(pool, 1)))
+    go_on(tmp_path / "run", request=Request(inputs=given(pool, 1)))
     assert outcome(tmp_path / "run") == outcome(tmp_path / "untouched")
     go(asked(1), tmp_path / "other weights")
     assert outcome(tmp_path / "other weights") != outcome(tmp_path / "untouched")
@@ -526,8 +525,8 @@ STRIKES = 16
 def number_of_lines(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many lines a run passes in which it can be struck."""
     folder = tmp_path_factory.mktemp("lines") / "run"
-    with started(ask("fedmate", settings=STRUCK), folder) as jobs, Strike() as strike:
-        run_jobs(jobs, Diary)
+    with new_runs(ask("fedmate", settings=STRUCK), folder) as jobs, Strike() as strike:
+        run_all(jobs, Diary)
     assert strike.lines > 1000
     return strike.lines
 
@@ -542,9 +541,9 @@ def test_an_interruption_between_any_two_lines_leaves_a_folder_that_goes_on(
     """One from each of as many equal parts of the run."""
     at = random.Random(number).randrange(number_of_lines * number, number_of_lines * (number + 1)) // STRIKES + 1
     folder, diary = tmp_path / "run", Diary()
-    with started(ask("fedmate", settings=STRUCK), folder) as jobs, Strike(at) as strike:
+    with new_runs(ask("fedmate", settings=STRUCK), folder) as jobs, Strike(at) as strike:
         with pytest.raises(KeyboardInterrupt):
-            run_jobs(jobs, lambda: diary)
+            run_all(jobs, lambda: diary)
         assert strike.place
     # No round that was announced is lost.
     assert Checkpoint(folder).standing.round >= len(diary.rounds), strike.place
@@ -584,9 +583,9 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go(ask("local"), folder)
     before = snapshot(folder)
-    with resumed(NOTHING, folder) as jobs:
-        assert jobs == [Job(folder, None, [])]
-        assert run_jobs(jobs, Diary) == []
+    with resumed_runs(NOTHING, folder) as jobs:
+        assert jobs == [PreparedRun(folder, None, [])]
+        assert run_all(jobs, Diary) == []
     assert snapshot(folder) == before
 
 
@@ -598,10 +597,10 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path, untouched: Untouc
     assert rounds == [ROUNDS, 2, 0]
     finished = snapshot(folder / "local")
     diaries = [Diary(), Diary()]
-    with resumed(NOTHING, folder) as jobs:
+    with resumed_runs(NOTHING, folder) as jobs:
         assert [job.folder.name for job in jobs if job.built is not None] == ["fedper", "fedavg"]
         each = iter(diaries)
-        assert run_jobs(jobs, lambda: next(each)) == []
+        assert run_all(jobs, lambda: next(each)) == []
     assert [diary.begun_after for diary in diaries] == [2, 0]
     assert snapshot(folder / "local") == finished
     for name in ("local", "fedper", "fedavg"):
@@ -633,7 +632,7 @@ def test_a_run_of_a_comparison_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "both"
     busy = rf"`{folder}/\w+` is being run by another process; wait for it, or stop it before you resume\."
-    with started(ask("local", "fedper"), folder), pytest.raises(UserError, match=busy):
+    with new_runs(ask("local", "fedper"), folder), pytest.raises(UserError, match=busy):
         go_on(folder)
     before = snapshot(folder)
     with storage.Lock(folder / "fedper" / "checkpoint" / "lock"):
@@ -643,7 +642,7 @@ def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
         # What was refused holds on to nothing.
         with storage.Lock(folder / "local" / "checkpoint" / "lock"):
             pass
-    with resumed(NOTHING, folder / "local"), pytest.raises(UserError, match=busy):
+    with resumed_runs(NOTHING, folder / "local"), pytest.raises(UserError, match=busy):
         go_on(folder)
     go_on(folder)
     assert Record(folder / "local").finished
@@ -665,8 +664,8 @@ def test_a_run_that_ends_while_one_waits_for_it_is_seen_to_be_finished(
             return lock(path)
 
     monkeypatch.setattr(storage, "Lock", Late)
-    with resumed(NOTHING, folder) as jobs:
-        assert jobs == [Job(folder, None, [])]
+    with resumed_runs(NOTHING, folder) as jobs:
+        assert jobs == [PreparedRun(folder, None, [])]
 
 
 # -------------------- another environment
@@ -681,9 +680,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
 def notes(folder: Path) -> list[str]:
     """Go on with a run, but not far, and return what the user is told first."""
     diary = Diary(Checkpoint(folder).standing.round + 1, KeyboardInterrupt)
-    with resumed(NOTHING, folder) as jobs:
+    with resumed_runs(NOTHING, folder) as jobs:
         with pytest.raises(KeyboardInterrupt):
-            run_jobs(jobs, lambda: diary)
+            run_all(jobs, lambda: diary)
         return jobs[0].notes
 
 
@@ -831,7 +830,7 @@ DISAGREE: dict[str, tuple[str, str | None, list[str], str]] = {
 def test_words_that_agree_are_no_obstacle(stopped: Path, case: str) -> None:
     name, file, arguments = AGREE[case]
     before = snapshot(stopped / name)
-    with resumed(words(stopped, *arguments, file=file), stopped / name) as jobs:
+    with resumed_runs(words(stopped, *arguments, file=file), stopped / name) as jobs:
         assert all(job.built is not None for job in jobs)
     assert snapshot(stopped / name) == before
 
@@ -840,7 +839,7 @@ def test_words_that_agree_are_no_obstacle(stopped: Path, case: str) -> None:
 def test_words_that_disagree_are_refused(stopped: Path, case: str) -> None:
     name, file, arguments, fragment = DISAGREE[case]
     before = snapshot(stopped)
-    with pytest.raises(UserError) as caught, resumed(words(stopped, *arguments, file=file), stopped / name):
+    with pytest.raises(UserError) as caught, resumed_runs(words(stopped, *arguments, file=file), stopped / name):
         pass
     assert fragment in str(caught.value)
     if fragment.endswith(";"):

@@ -25,8 +25,8 @@ from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import load_file, parse_set, resolve
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, begin, run, sample_participants
 from fedmate.methods import METHODS
@@ -83,10 +83,10 @@ class Diary(Observer):
         assert done == 0
         self.starts.append(built.experiment.method.name)
 
-    def round_done(self, done: int, headline: float | None) -> None:
-        self.rounds.append((done, headline))
+    def round_done(self, done: int, primary: float | None) -> None:
+        self.rounds.append((done, primary))
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 
@@ -141,7 +141,7 @@ def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> Non
             assert all(type(value) is float for value in test.values())
             assert 0 <= test["worst_tenth"] <= test["mean"] <= 100
             assert 0 <= test["std"] <= 50
-    view = METHODS[method].headline
+    view = METHODS[method].primary_view
     mean = summary["accuracy"][view]["balanced"]["mean"]
     assert summary["headline"] == {"view": view, "test": "balanced", "mean": mean}
     for direction in ("up", "down"):

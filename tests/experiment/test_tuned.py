@@ -14,8 +14,8 @@ from fedmate.core import Training
 from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment import tuned
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment, Layer, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, Experiment, parse_set, resolve
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.tuned import check_entries, tuned_on
 from fedmate.methods import METHODS
 from fedmate.methods.fedper import FedPer
@@ -46,7 +46,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolved(*layers: dict[str, Any]) -> Experiment:
-    return resolve([Layer(f"layer {i}", values) for i, values in enumerate(layers)])
+    return resolve([ConfigSource(f"layer {i}", values) for i, values in enumerate(layers)])
 
 
 def rates(experiment: Experiment) -> tuple[float, float]:

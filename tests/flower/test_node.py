@@ -14,8 +14,8 @@ from fedmate.backends.client import accuracies
 from fedmate.core import class_counts, flatten
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.compose import compose
 from fedmate.experiment.predict import load_model
+from fedmate.experiment.prepare import compose
 from fedmate.flower import node
 from fedmate.flower.client import Site
 from fedmate.flower.messages import Request
@@ -114,7 +114,7 @@ def test_its_state_lies_where_its_owner_says(app: Path, monkeypatch: pytest.Monk
 
 def test_a_process_that_lives_on_reads_everything_once(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(app, "digits", partition_id=0)
-    monkeypatch.setattr(node, "deal", None)
+    monkeypatch.setattr(node, "split_samples", None)
     assert opened(app, "digits", partition_id=2).method is first.method
 
 

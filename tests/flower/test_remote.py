@@ -16,7 +16,7 @@ from fedmate.backends.sequential import Sequential
 from fedmate.core import Tree, flatten, fold, make_key
 from fedmate.core.serialise import pack, unpack
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower.client import MessageError, Site
 from fedmate.flower.client_state import ClientState
 from fedmate.flower.messages import Answer, ErrorReply, Reply, Request, Transport
@@ -40,7 +40,7 @@ def built(method: str, learning_rate: float = 0.02) -> Built:
         "training": {"epochs": 1, "learning_rate": learning_rate},
         "method": {"name": method, **({"cft": "period:2"} if method.startswith("fedmate") else {})},
     }
-    return build(resolve([Layer("test", values)]))
+    return build(resolve([ConfigSource("test", values)]))
 
 
 class Loop(Transport):

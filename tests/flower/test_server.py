@@ -350,7 +350,7 @@ class InMemoryGrid(FakeGrid):
 
 
 def work(tmp_path: Path, patience: float) -> Work:
-    return Work(tmp_path, "ab" * 16, CLIENTS, 1, patience, fedmate.experiment.given.NOTHING)
+    return Work(tmp_path, "ab" * 16, CLIENTS, 1, patience, fedmate.experiment.user_inputs.NO_INPUTS)
 
 
 def reached(grid: FakeGrid, tmp_path: Path, patience: float = 60.0) -> tuple[Any, str]:

@@ -27,10 +27,10 @@ from fedmate.core.serialise import unpack
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.config import Layer, resolve
-from fedmate.experiment.given import NOTHING, Given
-from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.run import Observer, begin, run
+from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.flower import environment, simulation
 from fedmate.flower.backend import IDENTITY, Flower, Work, identity
 from fedmate.flower.client import Site
@@ -58,14 +58,14 @@ class Listener(Observer):
     def started(self, built: Built, done: int) -> None:
         self.done = done
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         self.done, self.mark = done, os.environ.get(MARK, "")
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 
-def ready(backend: str, method: str, rounds: int, given: Given = NOTHING, **partition: Any) -> Built:
+def ready(backend: str, method: str, rounds: int, given: UserInputs = NO_INPUTS, **partition: Any) -> Built:
     values = {
         "seed": 3,
         "rounds": rounds,
@@ -77,7 +77,7 @@ def ready(backend: str, method: str, rounds: int, given: Given = NOTHING, **part
         "training": {"epochs": 1},
         "method": {"name": method},
     }
-    return build(resolve([given.layer(), Layer("test", values)]), given)
+    return build(resolve([given.layer(), ConfigSource("test", values)]), given)
 
 
 def finished(folder: Path, backend: str, method: str, rounds: int) -> Listener:
@@ -301,7 +301,7 @@ def test_a_client_that_raises_is_left_out_and_what_came_from_python_arrives(
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     pool = fedmate.Pool(torch.randn(90, 4, generator=draw), torch.arange(90).remainder(3))
-    given = Given(data=pool, module=own_network(), classifier="head")
+    given = UserInputs(data=pool, module=own_network(), classifier="head")
     built, listener, folder = ready("flower", "fedavg", 2, given, name="iid", clients=6), Listener(), tmp_path / "run"
     begin(folder, built)
     # Of one client the state is damaged, another cannot take its lock.
@@ -390,7 +390,7 @@ def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: 
     asked = {0: Request("train", 0, False, {})}
     with backend.at_work(Path("run")):
         assert backend.transport.send(asked, 1) == {0: Answer({}, {})}
-    assert works == [Work(tmp_path / "run", identity(tmp_path / "run"), 4, 3, 5.0, NOTHING)]
+    assert works == [Work(tmp_path / "run", identity(tmp_path / "run"), 4, 3, 5.0, NO_INPUTS)]
     with pytest.raises(RuntimeError, match="within `at_work`"):
         backend.transport.send(asked, 1)
 

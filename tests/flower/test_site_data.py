@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedmate.core import ClientData
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, Layer, resolve
+from fedmate.experiment.config import ConfigSource, Experiment, resolve
 from fedmate.flower.site_data import SiteFile, load_data, read_site
 
 CLASSES = ["ant", "bee", "cat"]
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def experiment(seed: int = 0, **dataset: Any) -> Experiment:
     declared = {"name": "sites", "classes": CLASSES, "shape": [1, 2, 2], **dataset}
     values = {"dataset": declared, "partition": {"clients": 3}, "device": "cpu", "seed": seed}
-    return resolve([Layer("test", values)])
+    return resolve([ConfigSource("test", values)])
 
 
 def images(labels: NDArray[np.int64]) -> NDArray[np.uint8]:

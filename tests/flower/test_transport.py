@@ -16,7 +16,7 @@ from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.core import Tree, flatten, fold, make_key
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower import transport as module
 from fedmate.flower.client import Site
 from fedmate.flower.client_app import answer, introduce
@@ -410,7 +410,7 @@ def built() -> Built:
         "training": {"epochs": 1},
         "method": {"name": "fedmate"},
     }
-    return build(resolve([Layer("test", values)]))
+    return build(resolve([ConfigSource("test", values)]))
 
 
 @pytest.fixture(scope="module")

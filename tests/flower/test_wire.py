@@ -16,7 +16,7 @@ from fedmate.backends.base import itemise
 from fedmate.core import flatten, fold, make_key
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower.client import Site
 from fedmate.flower.client_app import answer, introduce
 from fedmate.flower.client_state import AheadError, ClientState
@@ -299,11 +299,11 @@ def test_what_others_write_is_one_harmless_line() -> None:
 def a_site(folder: Path, method: str = "fedmate", model: str = "cifar_cnn") -> Site:
     """Client 1 of two, with noise for images."""
     from fedmate import Pool
-    from fedmate.experiment.given import Given
+    from fedmate.experiment.user_inputs import UserInputs
 
     draw = torch.Generator().manual_seed(0)
     images = torch.rand(80, 3, 32, 32, generator=draw).numpy()
-    pool = Given(data=Pool(images, torch.arange(80).remainder(10).numpy()))
+    pool = UserInputs(data=Pool(images, torch.arange(80).remainder(10).numpy()))
     values = {
         "device": "cpu",
         "backend": "sequential",
@@ -313,7 +313,7 @@ def a_site(folder: Path, method: str = "fedmate", model: str = "cifar_cnn") -> S
         "training": {"epochs": 1},
         "method": {"name": method},
     }
-    built = build(resolve([Layer("test", values), pool.layer()]), pool)
+    built = build(resolve([ConfigSource("test", values), pool.layer()]), pool)
     federation = built.federation
     store = ClientState(folder, TOKEN, 1)
     return Site(1, 2, built.method, federation.clients[1], federation.test, make_key(0), store, lambda: "now")

@@ -304,7 +304,7 @@ def test_a_classifier_of_several_layers_is_refused() -> None:
 def test_defaults_and_the_authors_setting() -> None:
     method = make()
     assert (method.anchor_weight, method.anchor_momentum, method.calibration_learning_rate) == (0.1, 0.5, 1e-3)
-    assert (method.divide_by, method.headline) == ("own", "post")
+    assert (method.divide_by, method.primary_view) == ("own", "post")
     assert FedFA.presets["authors"] == {
         "method": {
             "anchor_weight": 0.1,

@@ -39,7 +39,7 @@ from fedmate.core import (
     stack,
     tree_map,
 )
-from fedmate.experiment.ledger import Ledger
+from fedmate.experiment.communication import CommunicationCost
 from fedmate.methods import METHODS
 from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedrep import FedRep
@@ -426,7 +426,7 @@ def test_alternating_is_a_pass_of_each_in_turn() -> None:
 def test_presets_and_defaults() -> None:
     assert METHODS["fedmate"] is FedMate
     assert FedMate.presets == {"authors": {"method": {"classifier_learning_rate": 0.1}}}
-    assert FedMate.headline == "pre"
+    assert FedMate.primary_view == "pre"
     options = {name: value for name, value in vars(make()).items() if name != "setup"}
     assert options == {
         "absent_share": 0.0,
@@ -664,7 +664,7 @@ def test_the_ledger_of_the_cifar_network() -> None:
 def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
     """period:2 leaves out state 2: no upload in round 1, no download in round 2, everybody goes on with its own."""
     method = make(rounds=4, cft="period:2")
-    run, ledger = Run(method), Ledger(method, 4)
+    run, ledger = Run(method), CommunicationCost(method, 4)
     size, statistics = 8 * method.setup.model.extractor_size, 8 * 4
     rows = []
     for t in range(4):

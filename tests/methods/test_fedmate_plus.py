@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import Method, Tree, make_key
-from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.methods import METHODS
 from fedmate.methods.fedmate import FedMate
 
@@ -52,7 +52,7 @@ def test_it_differs_from_fedmate_in_the_preset_alone() -> None:
 
 def test_a_name_and_a_preset_are_one_method() -> None:
     named, chosen = (
-        resolve([Layer("test", {"method": method})]).method
+        resolve([ConfigSource("test", {"method": method})]).method
         for method in ({"name": "fedmate_plus"}, {"name": "fedmate", "preset": "plus"})
     )
     assert (named.name, chosen.name) == ("fedmate_plus", "fedmate")

@@ -456,7 +456,7 @@ def test_the_view_before_training_is_the_received_extractor_with_the_combined_cl
         held = method.personal_params(client, select(method.download(server, torch.tensor(i)), method.wire(1).down))
         own = tree_map(lambda leaf, i=i: leaf[i], server["classifiers"])
         assert_close(held, {**select(server, ("extractor", "buffers")), "classifier": own}, rtol=0, atol=0)
-    assert method.headline == "pre"
+    assert method.primary_view == "pre"
 
 
 # -------------------- settings

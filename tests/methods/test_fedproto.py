@@ -281,7 +281,7 @@ def test_a_classifier_of_several_layers_is_refused() -> None:
 
 def test_defaults_and_the_authors_setting() -> None:
     method = make()
-    assert (method.prototype_weight, method.weighting, method.headline) == (1.0, "size", "post")
+    assert (method.prototype_weight, method.weighting, method.primary_view) == (1.0, "size", "post")
     assert FedProto.presets["authors"] == {
         "method": {"prototype_weight": 1.0, "weighting": "equal"},
         "training": {"batch_size": 4, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 0.0},

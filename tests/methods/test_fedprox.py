@@ -137,7 +137,7 @@ def test_the_whole_model_crosses_both_ways() -> None:
 
 def test_defaults_and_presets() -> None:
     setup = Setup(normed_model("shared"), 3, 1, TRAINING)
-    assert (FedProx(setup=setup).proximal_weight, FedProx.headline) == (0.1, "pre")
+    assert (FedProx(setup=setup).proximal_weight, FedProx.primary_view) == (0.1, "pre")
     assert FedProx.presets["authors"] == {
         "method": {"proximal_weight": 1.0},
         "training": {"batch_size": 10, "epochs": 20, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0},

@@ -94,5 +94,5 @@ def test_pre_is_the_model_the_last_round_left() -> None:
     backend = Sequential(Local(setup=setup), Federation((data, data), data, 3), make_key(0), workers=1)
     views = backend.run_round({}, Round(0, (0, 1), evaluate=True)).views
     assert_close(views["pre"], views["post"], rtol=0, atol=0)
-    assert Local.headline == "post"
+    assert Local.primary_view == "post"
     assert Local(setup=setup).wire(0) == Wire(frozenset(), frozenset())

@@ -45,10 +45,9 @@ from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.arrays import Pool
 from fedmate.data.digits import Digits
 from fedmate.experiment.build import Built
-from fedmate.experiment.compose import Request
 from fedmate.experiment.config import nest
-from fedmate.experiment.jobs import resumed, run_jobs, started
 from fedmate.experiment.predict import load_model
+from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
 from fedmate.methods.fedavg import FedAvg
@@ -301,7 +300,7 @@ def test_the_whole_model_crosses_both_ways(projection: Any, extractor: int, clas
 def test_defaults_and_presets() -> None:
     method = MOON(setup=Setup(normed_model("shared"), 3, 1, TRAINING))
     assert (method.contrastive_weight, method.temperature, method.projection) == (1.0, 0.5, "none")
-    assert MOON.headline == "pre"
+    assert MOON.primary_view == "pre"
     assert MOON.presets["authors"] == {
         "method": {"contrastive_weight": 5.0, "temperature": 0.5, "projection": "official"},
         "training": {"batch_size": 64, "epochs": 10, "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
@@ -420,25 +419,25 @@ class Stop(Observer):
     def started(self, built: Built, done: int) -> None:
         pass
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         pass
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         if done == self.after:
             raise KeyboardInterrupt
 
 
 def carry_out(folder: Path, interrupted: bool) -> Tree:
     request = Request(methods=["moon"], settings=nest("set", SETTINGS.items()))
-    with started(request, folder) as jobs:
+    with new_runs(request, folder) as jobs:
         if interrupted:
             with pytest.raises(KeyboardInterrupt):
-                run_jobs(jobs, lambda: Stop(2))
+                run_all(jobs, lambda: Stop(2))
         else:
-            run_jobs(jobs, Stop)
+            run_all(jobs, Stop)
     if interrupted:
-        with resumed(Request(), folder) as jobs:
-            run_jobs(jobs, Stop)
+        with resumed_runs(Request(), folder) as jobs:
+            run_all(jobs, Stop)
     return {f"{i}": fedmate.export(folder, client=i).module.state_dict() for i in range(3)}
 
 

@@ -37,7 +37,7 @@ from fedmate.core.layers import mask_context
 from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.config import Layer, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.predict import PortableModel, load_model
 from fedmate.experiment.signature import Signature
 from fedmate.methods import METHODS
@@ -212,7 +212,7 @@ def test_other_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_file_is_told_what_there_is() -> None:
     with pytest.raises(UserError, match=r"^`model\.norm` .*'layer'; known are `batch`, `group`\.$"):
-        resolve([Layer("test", {"model": {"name": "resnet18", "norm": "layer"}})])
+        resolve([ConfigSource("test", {"model": {"name": "resnet18", "norm": "layer"}})])
 
 
 def test_is_in_the_table() -> None:

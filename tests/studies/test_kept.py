@@ -13,9 +13,8 @@ import pytest
 
 import fedmate
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Layer, nest, resolve
-from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.config import ConfigSource, nest, resolve
+from fedmate.experiment.prepare import Request, compose, stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.studies.kept import Kept, command_of, condense, digest_of, name_of, rounded
 
@@ -62,7 +61,9 @@ def test_runs_that_were_kept_before_an_option_existed_are_found_by_what_they_did
     without = {**then, "method": {**then["method"], "server_momentum": 0.0}}
     assert now["method"]["server_momentum"] == 0.5
     assert digest_of(then) == digest_of(without) != digest_of(now)
-    cells = {name: name_of(resolve([Layer(name, config)])) for name, config in (("now", now), ("without", without))}
+    cells = {
+        name: name_of(resolve([ConfigSource(name, config)])) for name, config in (("now", now), ("without", without))
+    }
     assert cells["without"].startswith("fedmate_plus-digits-")
     assert cells["now"].startswith("fedmate_plus-server_momentum_0.5-digits-")
     kept = Kept.read(write(tmp_path, {**content, "config": then, "command": "as it was"}, cells["without"]))

@@ -11,7 +11,7 @@ import torch
 import fedmate
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import initial_server
 from fedmate.studies import measures

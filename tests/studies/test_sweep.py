@@ -14,9 +14,9 @@ import pytest
 
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built
-from fedmate.experiment.given import Given
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Silence
 from fedmate.studies import kept, measures
 from fedmate.studies.grid import Grid, Wanted
@@ -64,7 +64,7 @@ class Listener(Watcher):
     def failed(self, cell: str, sentence: str) -> None:
         self.failures[cell] = sentence
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 
@@ -74,10 +74,10 @@ class StopAfterOneRound(Observer):
     def started(self, built: Built, done: int) -> None:
         pass
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         raise KeyboardInterrupt
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         pass
 
 
@@ -88,7 +88,7 @@ def grid_of(folder: Path, text: str = GRID) -> Grid:
 
 
 def work_of(grid: Grid, folder: Path, measures: tuple[str, ...] = ()) -> Work:
-    return Work(grid.cells(Wanted()), measures, Store(folder / "store"), Given())
+    return Work(grid.cells(Wanted()), measures, Store(folder / "store"), UserInputs())
 
 
 def test_each_run_is_run_once_and_never_again(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_fault_of_the_program_is_one_cells_too(tmp_path: Path, monkeypatch: py
     def break_down(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    monkeypatch.setattr("fedmate.studies.sweep.run_jobs", break_down)
+    monkeypatch.setattr("fedmate.studies.sweep.run_all", break_down)
     listener = Listener()
     sweep(work_of(grid_of(tmp_path), tmp_path), listener)
     assert len(listener.failures) == 4
@@ -404,7 +404,7 @@ def test_what_a_method_does_not_record_is_said_before_it_is_trained(
     def train(*_: object) -> None:
         raise AssertionError("it is not trained")
 
-    monkeypatch.setattr("fedmate.studies.sweep.run_jobs", train)
+    monkeypatch.setattr("fedmate.studies.sweep.run_all", train)
     work, listener = work_of(grid_of(tmp_path), tmp_path, ("prototypes",)), Listener()
     sweep(work, listener)
     assert list(listener.failures) == ["skewed/fedavg", "skewed/local", "even/fedavg", "even/local"]

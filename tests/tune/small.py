@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedmate.experiment.compose import Request
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.given import Given
+from fedmate.experiment.prepare import Request
 from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Silence
 from fedmate.studies import sweep
 from fedmate.studies.store import Store
@@ -49,7 +49,7 @@ def write_data(folder: Path, test_labels: int = 0) -> Path:
 
 
 def request_of(method: str, folder: Path, settings: Sequence[str] = ()) -> Request:
-    return Request(None, [method], "mnist", parse_set([*SETTINGS, *settings]), Given(folder=folder))
+    return Request(None, [method], "mnist", parse_set([*SETTINGS, *settings]), UserInputs(folder=folder))
 
 
 class Listener(Watcher):
@@ -68,11 +68,11 @@ class Listener(Watcher):
     def failed(self, cell: str, sentence: str) -> None:
         pass
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 
 def searched(request: Request, asked: Asked, store: Path) -> tuple[Search, list[Trial], Listener]:
     """Make a search, and return what it came to and what was run for it."""
     search, listener = Search.of(request, asked), Listener()
-    return search, list(run_trials(search, Store(store), request.given, listener)), listener
+    return search, list(run_trials(search, Store(store), request.inputs, listener)), listener

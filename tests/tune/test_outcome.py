@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.tune.small import no_collection, request_of, searched, write_data
 
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment, Layer, load_file, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, Experiment, load_file, parse_set, resolve
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.tuned import check_entries
 from fedmate.studies.store import Store
 from fedmate.tune.outcome import command, header, preset_of, save, sheet_of
@@ -129,7 +129,7 @@ def test_the_experiments_own_settings_are_a_preset_too(made: tuple[Search, list[
     assert (entry["training"], entry["method"]) == ({"learning_rate": 0.01}, {"tuning_learning_rate": "none"})
     layer = {"dataset": {"name": "mnist"}, **{section: entry[section] for section in ("training", "method")}}
     layer["method"] = {"name": "fedbabu", **entry["method"]}
-    assert resolve([Layer("it", layer)]) == compose(Request(methods=["fedbabu"], dataset="mnist"))[0]
+    assert resolve([ConfigSource("it", layer)]) == compose(Request(methods=["fedbabu"], dataset="mnist"))[0]
 
 
 def test_defaults_that_diverged_have_no_score(made: tuple[Search, list[Trial], Store]) -> None:
@@ -155,7 +155,7 @@ def test_the_command_makes_the_same_search(settings: list[str], asked: Asked, wo
     while rest[:1] == ["--set"]:
         assignments, rest = [*assignments, rest[1]], rest[2:]
     assert rest == words
-    again = Request(None, ["fedrep"], "mnist", parse_set(assignments), request_of("fedrep", data).given)
+    again = Request(None, ["fedrep"], "mnist", parse_set(assignments), request_of("fedrep", data).inputs)
     shares = [float(share) for share in rest[1].split(",")] if "--shares" in rest else ()
     assert Search.of(again, asked._replace(shares=shares)) == search
 

@@ -144,7 +144,7 @@ def test_a_view_that_a_method_might_have_had_is_refused_after_the_first_run(data
     search = Search.of(request, THREE._replace(view="nope"))
     for _ in range(2):
         with pytest.raises(UserError, match=r"^`--view` got `nope`, .*; known are `pre`, `post`, `classifier_tuned`"):
-            next(run_trials(search, store, request.given, listener))
+            next(run_trials(search, store, request.inputs, listener))
         # The second time, the first run is in the store, and says so itself.
         assert listener.begun == ["s = 10/trial 0"]
 
@@ -154,7 +154,7 @@ def test_every_method_has_the_same_budget(method: str, data: Path) -> None:
     search = Search.of(request_of(method, data), Asked())
     assert search.trials == TRIALS == 12
     assert [run.name for run in search.runs] == ["s = 10", "s = 70"]
-    assert search.view == METHODS[method].headline
+    assert search.view == METHODS[method].primary_view
 
 
 # -------------------- on what
@@ -239,7 +239,7 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_trials_and_runs_nothing
     search, whole, _ = done
     first, begun = Impatient("s = 70/trial 1"), list[Trial]()
     with pytest.raises(KeyboardInterrupt):
-        begun.extend(run_trials(search, Store(tmp_path), request_of("fedrep", data).given, first))
+        begun.extend(run_trials(search, Store(tmp_path), request_of("fedrep", data).inputs, first))
     assert first.begun == ["s = 10/trial 0", "s = 70/trial 0", "s = 10/trial 1"]
     _, trials, second = searched(request_of("fedrep", data), THREE, tmp_path)
     assert second.begun == ["s = 70/trial 1", "s = 10/trial 2", "s = 70/trial 2"]
@@ -262,8 +262,8 @@ class Colleague(Listener):
         super().__init__()
         self._lock = lock
 
-    def said(self, sentence: str) -> None:
-        super().said(sentence)
+    def warned(self, sentence: str) -> None:
+        super().warned(sentence)
         self._lock.__exit__(None, None, None)
 
 
@@ -275,7 +275,7 @@ def test_a_run_that_another_process_has_is_waited_for(
     search = Search.of(request, Asked(trials=1))
     busy = search.cells(0, search.start)[0]
     listener = Colleague(store.claim(busy.name))
-    (trial,) = run_trials(search, store, request.given, listener)
+    (trial,) = run_trials(search, store, request.inputs, listener)
     assert listener.sentences == ["Waiting for s = 10/trial 0, which another process runs."]
     assert listener.begun == ["s = 70/trial 0", "s = 10/trial 0"]
     assert trial.score is not None

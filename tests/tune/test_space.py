@@ -8,8 +8,8 @@ import pytest
 
 from fedmate.core.options import options_of
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, parse_set
+from fedmate.experiment.prepare import Request, compose
 from fedmate.methods import METHODS
 from fedmate.methods.fedper import FedPer
 from fedmate.tune.space import SPACES, Dimension, space_of, spread, two_digits

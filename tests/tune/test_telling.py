@@ -20,8 +20,8 @@ def told(*, terminal: bool) -> str:
     with Told(Console(file=file, force_terminal=terminal, width=200)) as teller:
         observer = teller.began("s = 10/trial 0")
         observer.round_done(3, None)
-        observer.said("clients are\nfew")
-        observer.said("clients are\nfew")
+        observer.warned("clients are\nfew")
+        observer.warned("clients are\nfew")
         for trial in TRIALS:
             teller.tried(trial, 12)
     return file.getvalue()

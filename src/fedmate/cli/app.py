@@ -13,7 +13,7 @@ from rich.console import Console
 from fedmate import __version__
 
 if TYPE_CHECKING:
-    from fedmate.experiment.config import Layer
+    from fedmate.experiment.config import ConfigSource
 
 DataDir = Annotated[
     Path | None,
@@ -96,9 +96,9 @@ def _root(
     """Carry the options of the command itself."""
 
 
-def read_settings(assignments: list[str] | None, skip_bad: bool) -> Layer:
+def read_settings(assignments: list[str] | None, skip_bad: bool) -> ConfigSource:
     """Return what `--set` and `--skip-bad` say."""
-    from fedmate.experiment.config import Layer, nest, parse_set
+    from fedmate.experiment.config import ConfigSource, nest, parse_set
 
     given = parse_set(assignments or [])
     if not skip_bad:
@@ -108,7 +108,7 @@ def read_settings(assignments: list[str] | None, skip_bad: bool) -> Layer:
     section = given.values.get("dataset", {})
     # What is no section is refused where sections are read.
     more = {**section, "skip_bad": True} if isinstance(section, dict) else section
-    return Layer(given.source, {**given.values, "dataset": more})
+    return ConfigSource(given.source, {**given.values, "dataset": more})
 
 
 def make_console() -> Console:

@@ -66,7 +66,7 @@ def _choose(name: str, assignments: Sequence[str], skip_bad: bool) -> Dataset:
     """Return the data set with the options that were asked for."""
     from fedmate.core.options import options_of
     from fedmate.data import DATASETS
-    from fedmate.experiment.config import Layer, check_shape, lookup, nest, parse_set, resolve
+    from fedmate.experiment.config import ConfigSource, check_shape, lookup, nest, parse_set, resolve
 
     cls = lookup("dataset", DATASETS, name, "the command")
     settings = parse_set(assignments)
@@ -76,7 +76,7 @@ def _choose(name: str, assignments: Sequence[str], skip_bad: bool) -> Dataset:
         raise UserError(f"`--set` got `{foreign}`, which is not about the data set; set `dataset.key=value` here.")
     if "name" in settings.values.get("dataset", {}):
         raise UserError(f"`--set dataset.name` is given beside `{name}`; leave it out.")
-    layers = [Layer("the command", {"dataset": {"name": name}}), settings]
+    layers = [ConfigSource("the command", {"dataset": {"name": name}}), settings]
     if skip_bad:
         if "skip_bad" not in options_of(cls):
             raise UserError(f"`--skip-bad` is for files of images, which `{name}` does not have; leave it out.")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedmate.experiment.config import Experiment, Section
-    from fedmate.experiment.deal import Deal
+    from fedmate.experiment.partitioning import ClientSplit
     from fedmate.report.plots import Holdings
 
 MOST_CLASSES, MOST_CLIENTS = 12, 40
@@ -36,10 +36,10 @@ def partition(
     ] = None,
 ) -> None:
     """Deal the samples of an experiment and show who holds what; nothing is trained."""
-    from fedmate.experiment.compose import Request, compose
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.deal import deal
-    from fedmate.experiment.given import Given
+    from fedmate.experiment.partitioning import split_samples
+    from fedmate.experiment.prepare import Request, compose
+    from fedmate.experiment.user_inputs import UserInputs
     from fedmate.report.plots import check_picture, draw_holdings
     from fedmate.storage import check_new, write_for_user
 
@@ -47,9 +47,9 @@ def partition(
         check_picture(plot)
         check_new(plot)
     base = None if experiment is None else load_file(experiment)
-    given = Given(folder=data_dir)
+    given = UserInputs(folder=data_dir)
     (chosen,) = compose(Request(base, (), dataset, read_settings(set_, skip_bad), given))
-    dealt = deal(chosen, given)
+    dealt = split_samples(chosen, given)
     holdings = _holdings(chosen, dealt)
     if plot is not None:
         write_for_user(plot, draw_holdings(holdings, plot.suffix))
@@ -58,7 +58,7 @@ def partition(
         make_console().out(f"Picture: {plot}", highlight=False)
 
 
-def _holdings(experiment: Experiment, dealt: Deal) -> Holdings:
+def _holdings(experiment: Experiment, dealt: ClientSplit) -> Holdings:
     from fedmate.report.plots import Holdings
 
     title = f"{experiment.dataset.name}, {_described(experiment.partition)}, seed {experiment.general.seed}"
@@ -78,7 +78,7 @@ def _described(section: Section) -> str:
     return f"{section.name} ({words})" if words else section.name
 
 
-def _show(holdings: Holdings, dealt: Deal) -> None:
+def _show(holdings: Holdings, dealt: ClientSplit) -> None:
     """Print notes, who holds what, and what tells this deal from others."""
     console = make_console()
     for note in dealt.arrays.notes:

@@ -107,7 +107,7 @@ def _merge(console: Console, store: Store, folder: Path) -> list[str]:
 
 def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, data_dir: Path | None) -> bool:
     """Run what is not finished, show all that is, and tell whether nothing is left and all could be saved."""
-    from fedmate.experiment.given import Given
+    from fedmate.experiment.user_inputs import UserInputs
     from fedmate.studies.outcome import UNTUNED
     from fedmate.studies.stand_ins import with_data
     from fedmate.studies.sweep import Work
@@ -121,7 +121,7 @@ def _run(console: Console, grid: Grid, wanted: Wanted, store: Store, jobs: int, 
     cells = chosen.cells(wanted)
     if not cells:
         raise UserError(f"`{grid.name}` has no cell to run here: see the notes on what was left out and why.")
-    work = Work(cells, grid.measures, store, Given(folder=data_dir))
+    work = Work(cells, grid.measures, store, UserInputs(folder=data_dir))
     total = len(work.names())
     count = f"{total} cell{'s' * (total > 1)}"
     console.out(f"{grid.title}: {count}, {total - len(work.left())} of them finished.", highlight=False)
@@ -151,7 +151,7 @@ def _sweep(console: Console, work: Work, jobs: int) -> None:
             sweep(work, teller)
         others = work.of_others()
         if others:
-            teller.said(f"waiting for {len(others)} of the cells, which other processes are running")
+            teller.warned(f"waiting for {len(others)} of the cells, which other processes are running")
             while work.of_others():
                 time.sleep(1)
             # One that was stopped there is left to us.

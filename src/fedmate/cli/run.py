@@ -13,7 +13,7 @@ from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, one_line, 
 from fedmate.errors import DivergedError, StoppedError, UserError
 
 if TYPE_CHECKING:
-    from fedmate.experiment.jobs import Job
+    from fedmate.experiment.prepare import PreparedRun
 
 
 def run(
@@ -35,27 +35,26 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment, or compare methods, and keep the record."""
-    from fedmate.experiment.compose import Request
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.given import Given
-    from fedmate.experiment.jobs import resumed, started
+    from fedmate.experiment.prepare import Request, new_runs, resumed_runs
+    from fedmate.experiment.user_inputs import UserInputs
 
     base = None if experiment is None else load_file(experiment)
-    settings, given = read_settings(set_, skip_bad), Given(folder=data_dir)
+    settings, given = read_settings(set_, skip_bad), UserInputs(folder=data_dir)
     request = Request(base, method or [], dataset, settings, given)
     if resume is not None:
         if out is not None:
             raise UserError("`--out` begins a new run and `--resume` goes on with an old one; give one of them.")
-        with resumed(request, resume) as jobs:
+        with resumed_runs(request, resume) as jobs:
             _run_all(jobs, resume, data_dir)
     else:
-        with started(request, out) as jobs:
+        with new_runs(request, out) as jobs:
             _run_all(jobs, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent, data_dir)
 
 
-def _run_all(jobs: list[Job], folder: Path, data_dir: Path | None) -> None:
+def _run_all(jobs: list[PreparedRun], folder: Path, data_dir: Path | None) -> None:
     """Run what is not finished, and print one table of all."""
-    from fedmate.experiment.jobs import run_jobs
+    from fedmate.experiment.prepare import run_all
     from fedmate.experiment.record import Record
     from fedmate.progress import Display
 
@@ -68,7 +67,7 @@ def _run_all(jobs: list[Job], folder: Path, data_dir: Path | None) -> None:
     with Display(console) as display:
         display.notes(note for job in jobs for note in job.notes)
         try:
-            diverged = run_jobs(jobs, display.observer)
+            diverged = run_all(jobs, display.observer)
         except (KeyboardInterrupt, OSError, StoppedError) as error:
             stopped: KeyboardInterrupt | OSError | StoppedError | None = error
         else:
@@ -90,7 +89,7 @@ def _run_all(jobs: list[Job], folder: Path, data_dir: Path | None) -> None:
 
 
 def _say_how_to_continue(
-    stopped: KeyboardInterrupt | OSError | StoppedError, jobs: list[Job], command: str
+    stopped: KeyboardInterrupt | OSError | StoppedError, jobs: list[PreparedRun], command: str
 ) -> typer.Exit:
     """Tell what is saved, as the disk has it now, and return the exit status."""
     from fedmate.experiment.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from fedmate.errors import UserError
 from fedmate.storage import BusyError
 
 if TYPE_CHECKING:
-    from fedmate.experiment.given import Given
+    from fedmate.experiment.user_inputs import UserInputs
     from fedmate.studies.store import Store
     from fedmate.tune.search import Search, Trial
 
@@ -60,16 +60,16 @@ def tune(
 
     Finished runs are never run again: the same command continues a search that was stopped.
     """
-    from fedmate.experiment.compose import Request
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.given import Given
+    from fedmate.experiment.prepare import Request
+    from fedmate.experiment.user_inputs import UserInputs
     from fedmate.studies.store import Store
     from fedmate.tune.outcome import preset_of
     from fedmate.tune.presets import check_presets, may_have_presets
     from fedmate.tune.search import Asked, Search, check_optuna
 
     check_optuna()
-    base, given = None if experiment is None else load_file(experiment), Given(folder=data_dir)
+    base, given = None if experiment is None else load_file(experiment), UserInputs(folder=data_dir)
     request = Request(base, [method], dataset, read_settings(set_, skip_bad), given)
     search = Search.of(request, Asked(trials, _numbers(shares), seeds, view))
     folder = out or Path("tuned") / f"{method}-{search.experiment.dataset.name}"
@@ -132,7 +132,7 @@ def _usable(option: str, folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _search(console: Console, search: Search, store: Store, given: Given) -> list[Trial]:
+def _search(console: Console, search: Search, store: Store, given: UserInputs) -> list[Trial]:
     """Run the trials, a line each."""
     from fedmate.tune.search import run_trials
     from fedmate.tune.telling import Told, describe

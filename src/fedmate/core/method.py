@@ -90,7 +90,7 @@ class LocalResult(NamedTuple):
 class Method(ABC):
     """A method of federated learning. Fields are hyper-parameters; `setup` is filled in by the experiment."""
 
-    headline: ClassVar[str] = "pre"
+    primary_view: ClassVar[str] = "pre"
     """The view that ranks this method: what it would deploy."""
 
     is_common: ClassVar[bool] = False

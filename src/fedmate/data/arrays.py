@@ -38,7 +38,7 @@ class ArrayDataset(Dataset):
         """Say that a file cannot hold them."""
         raise UserError(
             "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call "
-            "`fedmate.run(..., data=...)`, and rows them over again, with `resume=...`, to go on with a run."
+            "`fedmate.run(..., data=...)`, and give them again, with `resume=...`, to go on with a run."
         )
 
 

@@ -18,10 +18,10 @@ from fedmate.core import ClientData, Tree, class_counts, fold, unmapped
 from fedmate.data import Samples
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.deal import ready
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution
 from fedmate.experiment.export import describe, global_params, untrained
 from fedmate.experiment.newcomer import Newcomer, read_newcomer
+from fedmate.experiment.partitioning import ready
 from fedmate.experiment.predict import PortableModel, check_target
 from fedmate.experiment.restore import Restored, read_steadily
 

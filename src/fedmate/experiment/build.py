@@ -17,9 +17,9 @@ from fedmate.core.serialise import fit_to
 from fedmate.core.shapes import count_flops
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General
-from fedmate.experiment.deal import Deal, deal, federate
-from fedmate.experiment.given import NOTHING, Given
+from fedmate.experiment.partitioning import ClientSplit, make_federation, split_samples
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
@@ -36,7 +36,7 @@ class Built(NamedTuple):
         federation: on the device.
         backend: with every client in its initial state.
         signature: what the network reads and answers.
-        dealt: who holds which samples.
+        split: who holds which samples.
         notes: sentences the user should read before it starts.
     """
 
@@ -45,11 +45,11 @@ class Built(NamedTuple):
     federation: Federation
     backend: Backend
     signature: Signature
-    dealt: Deal
+    split: ClientSplit
     notes: list[str]
 
 
-def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, Tensor] | None = None) -> Built:
+def build(experiment: Experiment, given: UserInputs = NO_INPUTS, initial: Mapping[str, Tensor] | None = None) -> Built:
     """Load the data, deal it, make the model and the method; raise `UserError` if they do not fit.
 
     Args:
@@ -61,13 +61,13 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
     general = experiment.general
     key = make_key(general.seed, general.device)
-    dealt = deal(experiment, given)
-    if dealt.at_sites and not given.is_deployed:
+    split = split_samples(experiment, given)
+    if split.at_sites and not given.is_deployed:
         raise UserError(
             "`dataset.name` is `sites`, samples that lie with sites of their own; run the experiment with `flwr run`, "
             "see docs/deploy.md."
         )
-    arrays, federation = dealt.arrays, federate(experiment, dealt)
+    arrays, federation = split.arrays, make_federation(experiment, split)
     signature = Signature.of(arrays, general.dtype)
     method = make_method(experiment, signature, given, initial)
     method.setup.model.check(first_samples(federation, 2), federation.num_classes)
@@ -100,11 +100,14 @@ def build(experiment: Experiment, given: Given = NOTHING, initial: Mapping[str, 
     # What it notices later is told when it does.
     notes += backend.notes
     backend.notes.clear()
-    return Built(experiment.with_general(backend=name), method, federation, backend, signature, dealt, notes)
+    return Built(experiment.with_general(backend=name), method, federation, backend, signature, split, notes)
 
 
 def make_method(
-    experiment: Experiment, signature: Signature, given: Given = NOTHING, initial: Mapping[str, Tensor] | None = None
+    experiment: Experiment,
+    signature: Signature,
+    given: UserInputs = NO_INPUTS,
+    initial: Mapping[str, Tensor] | None = None,
 ) -> Method:
     """Make the network and the method around it; no data is needed for that."""
     model = _make_model(experiment, signature, given)
@@ -164,7 +167,7 @@ def first_samples(federation: Federation, count: int) -> Tensor:
     return federation.test.map(lambda leaf: leaf[:count]).x
 
 
-def _make_model(experiment: Experiment, signature: Signature, given: Given) -> Model:
+def _make_model(experiment: Experiment, signature: Signature, given: UserInputs) -> Model:
     """Initialise the network as PyTorch does, from the experiment's seed and leaving the global generator alone."""
     architecture = MODELS[experiment.model.name](**experiment.model.options)
     layer = architecture.classifier

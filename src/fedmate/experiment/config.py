@@ -97,7 +97,7 @@ class Experiment:
         return replace(self, general=replace(self.general, **changes))  # type: ignore[arg-type]
 
 
-class Layer(NamedTuple):
+class ConfigSource(NamedTuple):
     """Some values and where they come from, for error messages."""
 
     source: str
@@ -116,7 +116,7 @@ COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": 
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
 
 
-def load_file(path: Path) -> Layer:
+def load_file(path: Path) -> ConfigSource:
     """Read a TOML file as a layer."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -125,13 +125,13 @@ def load_file(path: Path) -> Layer:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"`{path}` cannot be read as text ({error}); give an experiment's TOML file.") from None
     try:
-        return Layer(str(path), tomllib.loads(text))
+        return ConfigSource(str(path), tomllib.loads(text))
     except ValueError as error:
         where = str(error).replace("at end of document", f"at line {len(text.splitlines())}, its end")
         raise UserError(f"`{path}` is not valid TOML: {where}; mend that line.") from None
 
 
-def parse_set(assignments: Sequence[str]) -> Layer:
+def parse_set(assignments: Sequence[str]) -> ConfigSource:
     """Read `key=value` and `section.key=value` as a layer; a value that is not TOML is taken as a string."""
     pairs = []
     for assignment in assignments:
@@ -142,7 +142,7 @@ def parse_set(assignments: Sequence[str]) -> Layer:
     return nest("--set", pairs)
 
 
-def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> Layer:
+def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> ConfigSource:
     """Make a layer of values whose keys are written `key` or `section.key`."""
     values: Values = {}
     for key, value in pairs:
@@ -153,7 +153,7 @@ def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> Layer:
         if not isinstance(target, dict) or isinstance(target.get(name), dict):
             raise UserError(f"`{source}` gives `{section or name}` both a value and keys; give one of them.")
         target[name] = value
-    return Layer(source, values)
+    return ConfigSource(source, values)
 
 
 def flat(values: Mapping[str, Any]) -> Values:
@@ -173,7 +173,7 @@ def _parse_value(text: str) -> Any:
     return parsed["value"] if list(parsed) == ["value"] else text
 
 
-def resolve(layers: Sequence[Layer]) -> Experiment:
+def resolve(layers: Sequence[ConfigSource]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
         check_shape(layer)
@@ -197,7 +197,7 @@ def resolve(layers: Sequence[Layer]) -> Experiment:
     return Experiment(general=General(**general), training=Training(**training), dataset=dataset, **named)
 
 
-def check_shape(layer: Layer) -> None:
+def check_shape(layer: ConfigSource) -> None:
     """Refuse unknown keys and sections, and sections that are not tables."""
     sections = [*NAMED_SECTIONS, "training"]
     for key, value in layer.values.items():
@@ -236,7 +236,7 @@ def _some(names: Iterable[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:
+def _defaults_of(dataset: Section, layers: Sequence[ConfigSource]) -> ConfigSource:
     """Return what the chosen data set brings along, beneath everything else.
 
     What it says of a section with a name does not hold for another name, whichever layer chooses that.
@@ -247,10 +247,10 @@ def _defaults_of(dataset: Section, layers: Sequence[Layer]) -> Layer:
         names = [layer.values[section]["name"] for layer in layers if "name" in layer.values.get(section, {})]
         if "name" not in values or not names or names[-1] == values["name"]:
             kept[section] = values
-    return Layer(f"the data set `{dataset.name}`", kept)
+    return ConfigSource(f"the data set `{dataset.name}`", kept)
 
 
-def _with_presets(section: str, layers: Sequence[Layer], dataset: str = "") -> list[Layer]:
+def _with_presets(section: str, layers: Sequence[ConfigSource], dataset: str = "") -> list[ConfigSource]:
     """Add what the presets of a data set or a method say of all sections, each beneath the layer that asks for it.
 
     Args:
@@ -258,7 +258,7 @@ def _with_presets(section: str, layers: Sequence[Layer], dataset: str = "") -> l
         layers: where they are asked for.
         dataset: the one that methods are run on, by name.
     """
-    name, spread = DEFAULT_NAMES[section], list[Layer]()
+    name, spread = DEFAULT_NAMES[section], list[ConfigSource]()
     for layer in layers:
         given = dict(layer.values.get(section, {}))
         if given.get("name", name) != name:
@@ -269,8 +269,9 @@ def _with_presets(section: str, layers: Sequence[Layer], dataset: str = "") -> l
             values = _preset(section, name, preset, dataset, layer.source)
             # Its own section is named, for the layer that names it lies above.
             values[section] = {"name": name, **values.get(section, {})}
-            spread.append(Layer(f"{_preset_of(section)} `{name}`, `{preset}`", values))
-        spread.append(Layer(layer.source, {**layer.values, section: given}) if section in layer.values else layer)
+            spread.append(ConfigSource(f"{_preset_of(section)} `{name}`, `{preset}`", values))
+        own = {section: given} if section in layer.values else {}
+        spread.append(ConfigSource(layer.source, {**layer.values, **own}))
     return spread
 
 
@@ -278,7 +279,7 @@ def _preset_of(section: str) -> str:
     return f"a preset of the {section}"
 
 
-def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Layer]) -> Section:
+def _resolve_section(section: str, table: Registry[Any], layers: Sequence[ConfigSource]) -> Section:
     name, options = DEFAULT_NAMES[section], Values()
     cls = table[name]
     for layer in layers:

@@ -15,16 +15,16 @@ from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.deal import deal
-from fedmate.experiment.given import NOTHING, Given
+from fedmate.experiment.partitioning import split_samples
 from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored, read_steadily
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 
 
-def export_model(folder: Path, client: int | None, given: Given = NOTHING) -> PortableModel:
+def export_model(folder: Path, client: int | None, given: UserInputs = NO_INPUTS) -> PortableModel:
     """Return a client's model as it is after the next broadcast, the view `pre`, or the global one.
 
     Args:
@@ -87,7 +87,7 @@ def describe(run: Lineage, params: Tree, client: int | str, counts: Iterable[int
     return PortableModel(model.to_module(params), run.signature, architecture, origin, calibration)
 
 
-def _export(restored: Restored, client: int | None, given: Given) -> PortableModel:
+def _export(restored: Restored, client: int | None, given: UserInputs) -> PortableModel:
     given.check(restored.experiment)
     if not restored.round:
         raise untrained(restored.folder)
@@ -108,7 +108,7 @@ def untrained(folder: Path) -> UserError:
     )
 
 
-def _personal_params(restored: Restored, client: int, given: Given) -> Tree:
+def _personal_params(restored: Restored, client: int, given: UserInputs) -> Tree:
     """Return what evaluation calls `pre`, computed as it is there."""
     method, last = restored.method, restored.num_clients - 1
     if not 0 <= client <= last:
@@ -130,7 +130,7 @@ def _tau(method: Method, client: int | str) -> float:
     return method.prior_weight(client == "global" or (method.is_common and client != "newcomer"))
 
 
-def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:
+def _class_counts(restored: Restored, client: int, given: UserInputs) -> list[int]:
     """Return how many training samples of each class a client holds: the record says it once the run is finished."""
     rows, classes = Record(restored.folder).clients, range(len(restored.signature.class_names))
     if not rows:
@@ -148,9 +148,9 @@ def _class_counts(restored: Restored, client: int, given: Given) -> list[int]:
     return counts
 
 
-def _dealt_counts(restored: Restored, client: int, given: Given) -> list[int]:
+def _dealt_counts(restored: Restored, client: int, given: UserInputs) -> list[int]:
     """Return the same of a run that is not finished, whose data have to be dealt again for that."""
-    dealt = deal(restored.experiment, given)
+    dealt = split_samples(restored.experiment, given)
     if restored.checkpoint.initial()[1].get("partition", dealt.sha256) != dealt.sha256:
         raise UserError(
             f"`{restored.folder}` was begun with other samples than its data set holds now, so that its client's class "

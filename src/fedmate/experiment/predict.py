@@ -30,11 +30,11 @@ from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
 from fedmate.experiment.build import make_method
-from fedmate.experiment.config import Experiment, Layer, resolve
-from fedmate.experiment.given import Given, structure
+from fedmate.experiment.config import ConfigSource, Experiment, resolve
 from fedmate.experiment.inputs import as_samples, read_array
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Wanted
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import UserInputs, structure
 from fedmate.models import MODELS
 
 FORMAT = 1
@@ -274,7 +274,7 @@ def _build(path: Path, signature: Signature, architecture: dict[str, Any], model
     sections = {"model": {**options, "name": name}}
     if "method" in architecture:
         sections["method"] = {**architecture["method"]["options"], "name": architecture["method"]["name"]}
-    experiment = resolve([Layer(str(path), sections)])
+    experiment = resolve([ConfigSource(str(path), sections)])
     chosen = experiment.model
     if model is not None and structure(model) != chosen.options["digest"]:
         raise UserError("`model` has another structure than the network that was trained; give the same one.")
@@ -297,7 +297,7 @@ def _build_with_method(experiment: Experiment, signature: Signature, module: nn.
     """Make a network as a run does whose method adds layers to it."""
     on_cpu = experiment.with_general(device="cpu", dtype=signature.dtype)
     try:
-        model = make_method(on_cpu, signature, Given(module=module)).setup.model
+        model = make_method(on_cpu, signature, UserInputs(module=module)).setup.model
     except (RuntimeError, MemoryError) as error:
         raise DamagedError("its network cannot be built") from error
     return model.to_module(model.init_params())

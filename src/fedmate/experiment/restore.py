@@ -15,10 +15,10 @@ from fedmate.errors import UserError
 from fedmate.experiment.build import make_method
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import UserInputs
 
 Content = TypeVar("Content")
 
@@ -47,7 +47,7 @@ class Restored:
             )
         if module is not None and not given:
             raise UserError(f"`model` is given, but `{folder}` trained `{self.experiment.model.name}`; leave it out.")
-        Given(module=module).check(self.experiment)
+        UserInputs(module=module).check(self.experiment)
         self._read(module)
 
     @property
@@ -83,7 +83,7 @@ class Restored:
         tensors, note = self.checkpoint.initial()
         try:
             self.signature = Signature.from_dict(note)
-            self.method: Method = make_method(self.experiment, self.signature, Given(module=module), tensors)
+            self.method: Method = make_method(self.experiment, self.signature, UserInputs(module=module), tensors)
         except (DamagedError, KeyError, TypeError, ValueError) as error:
             raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
         params, key = self.method.setup.model.init_params(), fold(self.key, "server")

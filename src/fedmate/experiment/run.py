@@ -18,8 +18,8 @@ from fedmate.core import Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint, Progress, Standing
-from fedmate.experiment.figures import NO_METRICS, client_rows, headline_test, metrics_row, summarise
-from fedmate.experiment.ledger import Ledger
+from fedmate.experiment.communication import CommunicationCost
+from fedmate.experiment.metrics_log import NO_METRICS, client_rows, metrics_row, primary_test, summarise
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import Recorder
 
@@ -32,11 +32,11 @@ class Observer(ABC):
         """Called before the first round, or before the next one of a run that goes on after `done` of them."""
 
     @abstractmethod
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         """Called after each round with the number done and the latest headline accuracy, in percent."""
 
     @abstractmethod
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Called with a sentence the user should read."""
 
 
@@ -51,10 +51,10 @@ def sample_participants(seed: int, round_number: int, num_clients: int, particip
 def begin(folder: Path, built: Built) -> None:
     """Write the record of a run that has not begun: what `run` goes on from."""
     config = built.experiment.to_toml()
-    Recorder.begin(folder, config, built.dealt.to_json())
+    Recorder.begin(folder, config, built.split.to_json())
     initial, note = (
         built.method.setup.model.init_params(),
-        {**built.signature.to_dict(), "partition": built.dealt.sha256},
+        {**built.signature.to_dict(), "partition": built.split.sha256},
     )
     Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
@@ -127,7 +127,7 @@ class _Rounds:
         general, self._done = self.built.experiment.general, _Done(progress, frozenset())
         start = time.perf_counter() - progress.standing.seconds
         headline = _headline(self.built, self.recorder.folder)
-        ledger = Ledger(self.built.method, general.rounds, progress.standing.up, progress.standing.down)
+        ledger = CommunicationCost(self.built.method, general.rounds, progress.standing.up, progress.standing.down)
         for t in range(progress.standing.round, general.rounds):
             evaluate = (t + 1) % general.eval_every == 0 or t + 1 == general.rounds
             num_clients = len(self.built.federation.clients)
@@ -163,7 +163,7 @@ class _Rounds:
         """Pass on what the back end noticed."""
         notes = self.built.backend.notes
         while notes:
-            self.observer.said(notes.pop(0))
+            self.observer.warned(notes.pop(0))
 
     def _note_trouble(self, t: int, result: RoundResult, before: dict[str, int | None]) -> dict[str, int | None]:
         """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
@@ -174,9 +174,9 @@ class _Rounds:
         diverged = [client for clients in left_out.values() for client in clients]
         everyone = len(diverged) == len(result.reports)
         for reason, clients in left_out.items() if not everyone else ():
-            observer.said(f"round {t + 1}: left out, {reason}: client {', '.join(map(str, clients))}")
+            observer.warned(f"round {t + 1}: left out, {reason}: client {', '.join(map(str, clients))}")
         if not result.aggregated:
-            observer.said(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
+            observer.warned(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
         return {
             "left_out": (before.get("left_out") or 0) + len(diverged),
             "discarded_aggregates": (before.get("discarded_aggregates") or 0) + (not result.aggregated),
@@ -197,7 +197,7 @@ def _headline(built: Built, folder: Path) -> float | None:
 
 
 def _figure(built: Built, metrics: Mapping[str, Any]) -> float | None:
-    figure: float | None = metrics["accuracy"][built.method.headline][headline_test(built.federation)]["mean"]
+    figure: float | None = metrics["accuracy"][built.method.primary_view][primary_test(built.federation)]["mean"]
     return figure
 
 

@@ -17,7 +17,7 @@ from fedmate.backends.precision import Precision
 from fedmate.core import Federation, Method, Tree
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.given import NOTHING, Given
+from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.flower.client_state import SITES, ClientState
 from fedmate.flower.environment import need_flower
 from fedmate.flower.messages import Reply, Request, Transport
@@ -46,7 +46,7 @@ class Work(NamedTuple):
     clients: int
     min_clients: int
     patience: float
-    given: Given
+    given: UserInputs
     done: int = 0
 
 
@@ -103,7 +103,7 @@ class Flower(Remote):
         """Make clients reachable for the rounds of the run in `folder`."""
         clients = len(self.federation.clients)
         token, done = identity(folder), Checkpoint(folder).standing.round
-        work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.inputs or NOTHING, done)
+        work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.inputs or NO_INPUTS, done)
         with self.reach(work) as transport:
             self.transport = transport
             try:

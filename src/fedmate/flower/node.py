@@ -19,10 +19,10 @@ from fedmate.data.paths import expand
 from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.deal import deal, federate
 from fedmate.experiment.export import describe
-from fedmate.experiment.given import NOTHING
+from fedmate.experiment.partitioning import make_federation, split_samples
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.flower.client import Site, now
 from fedmate.flower.client_state import ClientState, make_private
 from fedmate.flower.messages import PublicError
@@ -125,9 +125,9 @@ def _describe(plan: Plan, client: int, counts: list[int], params: Tree, done: in
 def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
     experiment = experiment_of(dict(run_config), folder)
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
-    dealt = deal(experiment, NOTHING)
+    dealt = split_samples(experiment, NO_INPUTS)
     signature = Signature.of(dealt.arrays, experiment.general.dtype)
-    return Plan(experiment, make_method(experiment, signature), signature, federate(experiment, dealt))
+    return Plan(experiment, make_method(experiment, signature), signature, make_federation(experiment, dealt))
 
 
 def _client(node_config: Mapping[str, Any], clients: int) -> int:

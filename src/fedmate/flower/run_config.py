@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment, Layer, load_file, parse_set
-from fedmate.experiment.given import Given
+from fedmate.experiment.config import ConfigSource, Experiment, load_file, parse_set
+from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.user_inputs import UserInputs
 
 BACKEND = "flower"
 SOURCE = "`set` of the run config"
@@ -45,12 +45,12 @@ def request_of(run_config: Mapping[str, Any], folder: Path) -> Request:
         # Zero leaves it to the experiment.
         if run_config[key]:
             values[key.replace("-", "_")] = run_config[key]
-    asked = Request(base=_experiment(run_config["experiment"], folder), settings=Layer(SOURCE, values))
+    asked = Request(base=_experiment(run_config["experiment"], folder), settings=ConfigSource(SOURCE, values))
     (chosen,) = compose(asked)
     if chosen.general.backend not in ("auto", BACKEND):
         raise UserError(f"`backend` is `{chosen.general.backend}`, but `flwr run` runs on Flower; leave it out.")
-    settings = Layer(SOURCE, {**values, "backend": BACKEND})
-    return asked._replace(settings=settings, given=Given(is_deployed=True))
+    settings = ConfigSource(SOURCE, {**values, "backend": BACKEND})
+    return asked._replace(settings=settings, inputs=UserInputs(is_deployed=True))
 
 
 def experiment_of(run_config: Mapping[str, Any], folder: Path) -> Experiment:
@@ -59,7 +59,7 @@ def experiment_of(run_config: Mapping[str, Any], folder: Path) -> Experiment:
     return experiment
 
 
-def parse_assignments(text: str) -> Layer:
+def parse_assignments(text: str) -> ConfigSource:
     """Read assignments as those of `fedmate run --set`, with blanks between."""
     if WORD.sub("", text).strip():
         raise UserError(
@@ -71,7 +71,7 @@ def parse_assignments(text: str) -> Layer:
         raise UserError(str(error).replace("`--set`", SOURCE)) from None
 
 
-def _experiment(name: str, folder: Path) -> Layer:
+def _experiment(name: str, folder: Path) -> ConfigSource:
     """Read an experiment of the app, by the name of its file with or without its ending."""
     known = sorted(path.stem for path in folder.glob("*.toml") if path.name != "pyproject.toml")
     stem = name.removesuffix(".toml")

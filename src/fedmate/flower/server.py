@@ -13,8 +13,7 @@ from rich.console import Console
 from fedmate.data.paths import expand
 from fedmate.errors import DivergedError, FedmateError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.compose import Request
-from fedmate.experiment.jobs import Job, resumed, started
+from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import run
 from fedmate.flower.backend import Flower, Reach, Work
@@ -102,17 +101,17 @@ def _wait(grid: Grid, wanted: int, enough: int, patience: float, console: Consol
 
 
 @contextmanager
-def _opened(request: Request, out: str) -> Iterator[Job]:
+def _opened(request: Request, out: str) -> Iterator[PreparedRun]:
     """Begin a record, or go on with the one in `out`."""
     folder = expand("out", out).absolute() if out else None
-    opened: AbstractContextManager[list[Job]]
-    opened = started(request, folder) if folder is None or not folder.exists() else resumed(request, folder)
+    opened: AbstractContextManager[list[PreparedRun]]
+    opened = new_runs(request, folder) if folder is None or not folder.exists() else resumed_runs(request, folder)
     with opened as jobs:
         (job,) = jobs
         yield job._replace(folder=job.folder.absolute())
 
 
-def _run(job: Job, reach: Reach, console: Console) -> None:
+def _run(job: PreparedRun, reach: Reach, console: Console) -> None:
     console.out(f"Record: {job.folder}", highlight=False)
     for note in job.notes:
         console.out(f"Note: {note}", highlight=False)

@@ -25,8 +25,8 @@ from fedmate.data.files import ImageDataset
 from fedmate.data.paths import data_folder, expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
-from fedmate.experiment.config import Experiment, Layer, Section, load_file, resolve
-from fedmate.experiment.deal import random_of, ready
+from fedmate.experiment.config import ConfigSource, Experiment, Section, load_file, resolve
+from fedmate.experiment.partitioning import random_of, ready
 from fedmate.flower.client_state import make_private
 
 KEYS = ("state", "data")
@@ -126,7 +126,7 @@ def _loader(path: Path, data: dict[str, Any]) -> Section:
     for key, field in options_of(cls).items():
         if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
             values[key] = str(path.parent / expand(f"data.{key}", values[key]))
-    return resolve([Layer(str(path), {"dataset": {**values, "name": name}})]).dataset
+    return resolve([ConfigSource(str(path), {"dataset": {**values, "name": name}})]).dataset
 
 
 def _load(loader: Dataset, state: Path | None) -> Arrays:

@@ -12,10 +12,10 @@ from fedmate.core import Federation, Method, make_key
 from fedmate.experiment.build import make_method
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.deal import deal, federate
-from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import stored_experiment
+from fedmate.experiment.partitioning import make_federation, split_samples
+from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.flower.client import Site, now
 from fedmate.flower.client_state import SITES, ClientState
 
@@ -57,9 +57,9 @@ class Home:
         )
 
 
-def rebuild(folder: Path, given: Given) -> Home:
+def rebuild(folder: Path, given: UserInputs) -> Home:
     """Load the data of a run, deal them as it does, and start from the parameters it started from."""
     experiment = stored_experiment(folder)
     initial, note = Checkpoint(folder).initial()
     method = make_method(experiment, Signature.from_dict(note), given, initial)
-    return Home(folder, experiment, method, federate(experiment, deal(experiment, given)))
+    return Home(folder, experiment, method, make_federation(experiment, split_samples(experiment, given)))

@@ -43,7 +43,7 @@ from fedmate.core import (
 class Ditto(Calibrated):
     """Personal models that are drawn to the average model."""
 
-    headline: ClassVar[str] = "post"
+    primary_view: ClassVar[str] = "post"
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {

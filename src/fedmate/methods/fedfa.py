@@ -56,7 +56,7 @@ NOT_NEGATIVE = Limits(at_least=0)
 class FedFA(Method):
     """Federated averaging with feature anchors: aligned features, calibrated classifiers."""
 
-    headline: ClassVar[str] = "post"
+    primary_view: ClassVar[str] = "post"
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {

@@ -31,7 +31,7 @@ NEVER = -1e30
 class FedProto(Method):
     """Federated prototypes: personal models that agree on where the classes lie."""
 
-    headline: ClassVar[str] = "post"
+    primary_view: ClassVar[str] = "post"
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         # Of the authors' code; its commands for CIFAR-10 set a weight of 0.1.

@@ -30,7 +30,7 @@ from fedmate.core import ClientData, LocalResult, Tree, Wire, num_samples, selec
 class LGFedAvg(Calibrated):
     """Federated averaging of the classifier, on top of personal extractors."""
 
-    headline: ClassVar[str] = "post"
+    primary_view: ClassVar[str] = "post"
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {

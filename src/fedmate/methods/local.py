@@ -20,7 +20,7 @@ from fedmate.core import ClientData, LocalResult, Tree, Wire
 class Local(Calibrated):
     """Training without a federation."""
 
-    headline: ClassVar[str] = "post"
+    primary_view: ClassVar[str] = "post"
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server knows nothing."""

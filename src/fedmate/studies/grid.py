@@ -11,8 +11,8 @@ from typing import NamedTuple, final
 from fedmate.errors import UserError, closest
 from fedmate.experiment.config import (
     DEFAULT_NAMES,
+    ConfigSource,
     Experiment,
-    Layer,
     Values,
     resolve,
 )
@@ -190,15 +190,15 @@ class Grid:
     def _experiment(self, row: Row, column: Column, seed: int, wanted: Wanted) -> Experiment:
         source = f"`{self.name}`"
         layers = [
-            Layer(f"[base] of {source}", self.base),
-            Layer(f"[columns.{column.key}] of {source}", column.values),
-            Layer(f"[rows.{row.key}] of {source}", row.values),
+            ConfigSource(f"[base] of {source}", self.base),
+            ConfigSource(f"[columns.{column.key}] of {source}", column.values),
+            ConfigSource(f"[rows.{row.key}] of {source}", row.values),
         ]
         if wanted.settings == TUNED:
-            layers[-1] = Layer(f"[rows.{row.key}] of {source} with `--settings tuned`", _tuned(row.values))
+            layers[-1] = ConfigSource(f"[rows.{row.key}] of {source} with `--settings tuned`", _tuned(row.values))
         if wanted.quick:
-            layers.append(Layer(f"[quick] of {source}", self.quick))
-        return resolve([*layers, Layer("--seeds", {"seed": seed})])
+            layers.append(ConfigSource(f"[quick] of {source}", self.quick))
+        return resolve([*layers, ConfigSource("--seeds", {"seed": seed})])
 
 
 def _fits(key: str, patterns: Sequence[str]) -> bool:

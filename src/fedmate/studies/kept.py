@@ -21,8 +21,8 @@ from typing import Any, Literal, final
 
 from fedmate.core.options import options_of
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, flat
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
 

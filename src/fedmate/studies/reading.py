@@ -26,7 +26,7 @@ from fedmate.core import Method
 from fedmate.core.options import options_of
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import DEFAULT_NAMES, NAMED_SECTIONS, General, Values, load_file
-from fedmate.experiment.figures import VIEWS
+from fedmate.experiment.metrics_log import VIEWS
 from fedmate.methods import METHODS
 from fedmate.studies.grid import TESTS, Column, Grid, Row
 
@@ -201,7 +201,7 @@ def _on(column: Column, dataset: Values) -> Column:
 def _headline(values: Values) -> str:
     """Return the view that ranks a row's method; whether there is such a method is seen later."""
     name = values.get("method", {}).get("name")
-    return METHODS[name].headline if name in METHODS else Method.headline
+    return METHODS[name].primary_view if name in METHODS else Method.primary_view
 
 
 def _in(where: str) -> str:

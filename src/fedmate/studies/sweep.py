@@ -23,14 +23,13 @@ import torch
 
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.compose import Request
-from fedmate.experiment.config import Layer
-from fedmate.experiment.deal import deal
-from fedmate.experiment.given import Given
-from fedmate.experiment.jobs import resumed, run_jobs, started
+from fedmate.experiment.config import ConfigSource
+from fedmate.experiment.partitioning import split_samples
+from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.storage import BusyError
 from fedmate.studies.grid import Cell, no_view
 from fedmate.studies.kept import FORMAT, command_of, condense
@@ -54,7 +53,7 @@ class Watcher(ABC):
         """Called when it could not be finished."""
 
     @abstractmethod
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Called with a sentence the user should read."""
 
 
@@ -71,7 +70,7 @@ class Work(NamedTuple):
     cells: Sequence[Cell]
     measures: Sequence[str]
     store: Store
-    given: Given
+    given: UserInputs
 
     def names(self) -> set[str]:
         """Return what the runs are called; two cells may show one run."""
@@ -173,7 +172,9 @@ def sweep_in_processes(work: Work, watcher: Watcher, number: int) -> None:
             process.join()
     for process in processes:
         if process.exitcode:
-            watcher.said(f"a process ended with status {process.exitcode}; the same command continues what it was at.")
+            watcher.warned(
+                f"a process ended with status {process.exitcode}; the same command continues what it was at."
+            )
 
 
 @contextmanager
@@ -211,22 +212,22 @@ def _run(work: Work, cell: Cell, watcher: Watcher) -> None:
     else:
         watcher.ended(cell.label, time.perf_counter() - start)
         for sentence in work.unknown_views(cell.name):
-            watcher.said(sentence)
+            watcher.warned(sentence)
 
 
 def _train(work: Work, cell: Cell, observer: Observer) -> None:
     """Run a cell, or go on with it, and keep what is asked of it."""
     # First, for what cannot be counted is better said before a night than after it.
     counted, folder = _counted(work, cell), work.store.run_folder(cell.name)
-    begun = Request(given=work.given)
-    anew = begun._replace(base=Layer(cell.key, tomllib.loads(cell.experiment.to_toml())))
-    with resumed(begun, folder) if folder.exists() else started(anew, folder) as jobs:
+    begun = Request(inputs=work.given)
+    anew = begun._replace(base=ConfigSource(cell.key, tomllib.loads(cell.experiment.to_toml())))
+    with resumed_runs(begun, folder) if folder.exists() else new_runs(anew, folder) as jobs:
         if jobs[0].built is not None:
             check_measures(jobs[0].built, work.measures)
         for note in jobs[0].notes:
-            observer.said(note)
+            observer.warned(note)
         # A run that diverges is finished, too, and says so itself.
-        run_jobs(jobs, lambda: observer)
+        run_all(jobs, lambda: observer)
     record = Record(folder)
     work.store.keep(cell.name, condense(record) | counted, arrays_of(record, work.measures))
 
@@ -240,7 +241,7 @@ def _counted(work: Work, cell: Cell) -> dict[str, Any]:
     # Nothing is computed there, so that any machine will do.
     built = build(cell.experiment.with_general(device="cpu", backend="sequential"), work.given)
     kept = work.store.find(cell.name)
-    if kept is not None and kept.summary["partition_sha256"] != built.dealt.sha256:
+    if kept is not None and kept.summary["partition_sha256"] != built.split.sha256:
         raise UserError(
             f"the cell `{cell.name}` was dealt from other samples than those at hand, so that {', '.join(counts)} of "
             "it cannot be counted here; use the data it was run with."
@@ -248,9 +249,9 @@ def _counted(work: Work, cell: Cell) -> dict[str, Any]:
     return found | counted_of(built, counts)
 
 
-def _dealt(cell: Cell, given: Given) -> Mapping[str, Any]:
+def _dealt(cell: Cell, given: UserInputs) -> Mapping[str, Any]:
     """Return what is kept of a cell that is not trained: who holds what."""
-    config, dealt = tomllib.loads(cell.experiment.to_toml()), deal(cell.experiment, given)
+    config, dealt = tomllib.loads(cell.experiment.to_toml()), split_samples(cell.experiment, given)
     return {
         "format": FORMAT,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -281,7 +282,7 @@ class _Sender(Watcher):
     def failed(self, cell: str, sentence: str) -> None:
         self._send("failed", cell, sentence)
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         self._send("said", sentence)
 
     def _send(self, *words: str | float) -> None:
@@ -301,13 +302,13 @@ class _Orphan(Observer):
     def started(self, built: Built, done: int) -> None:
         pass
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             raise KeyboardInterrupt
 
-    def said(self, sentence: str) -> None:
-        self._sender.said(sentence)
+    def warned(self, sentence: str) -> None:
+        self._sender.warned(sentence)
 
 
 def _pass_on(event: bytes, watcher: Watcher) -> None:
@@ -319,7 +320,7 @@ def _pass_on(event: bytes, watcher: Watcher) -> None:
         case ["failed", cell, sentence]:
             watcher.failed(cell, sentence)
         case ["said", sentence]:
-            watcher.said(sentence)
+            watcher.warned(sentence)
 
 
 def _work(work: Work, end: Connection) -> None:

@@ -52,14 +52,14 @@ class Teller(Watcher):
     def ended(self, cell: str, seconds: float) -> None:
         """Say how long it took."""
         self._over(cell)
-        self.said(f"{self._done}/{self._total} {cell}: {seconds:.0f} s")
+        self.warned(f"{self._done}/{self._total} {cell}: {seconds:.0f} s")
 
     def failed(self, cell: str, sentence: str) -> None:
         """Say why."""
         self._over(cell)
-        self.said(f"{self._done}/{self._total} {cell}: failed: {sentence}")
+        self.warned(f"{self._done}/{self._total} {cell}: failed: {sentence}")
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Print one line, however long; what all cells say is said once."""
         if sentence in self._said:
             return
@@ -82,11 +82,11 @@ class _Rounds(Observer):
     def started(self, built: Built, done: int) -> None:
         self._update(done, built.experiment.general.rounds)
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         self._update(done, None)
 
-    def said(self, sentence: str) -> None:
-        self._teller.said(sentence)
+    def warned(self, sentence: str) -> None:
+        self._teller.warned(sentence)
 
     def _update(self, done: int, total: int | None) -> None:
         if self._bars is not None and self._task is not None:

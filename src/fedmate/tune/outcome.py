@@ -121,7 +121,7 @@ def command(search: Search) -> str:
     words += ["--shares", ",".join(shares)] if shares else []
     words += ["--seeds", str(len(seeds))] if len(seeds) > 1 else []
     words += ["--trials", str(search.trials)] if search.trials != TRIALS else []
-    words += ["--view", search.view] if search.view != METHODS[experiment.method.name].headline else []
+    words += ["--view", search.view] if search.view != METHODS[experiment.method.name].primary_view else []
     return shlex.join(words)
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from fedmate.core.method import Method
 from fedmate.errors import DivergedError, UserError
-from fedmate.experiment.compose import Request, compose
-from fedmate.experiment.config import Experiment, Layer, Values, nest, resolve
-from fedmate.experiment.deal import deal
-from fedmate.experiment.figures import VIEWS
-from fedmate.experiment.given import Given
+from fedmate.experiment.config import ConfigSource, Experiment, Values, nest, resolve
+from fedmate.experiment.metrics_log import VIEWS
+from fedmate.experiment.partitioning import split_samples
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.experiment.values import NONE
 from fedmate.methods import METHODS
 from fedmate.studies.grid import Cell, Column, Row
@@ -120,13 +120,13 @@ class Search:
     def of(cls, request: Request, asked: Asked) -> Search:
         """Plan a search for the method that a request names, or raise `UserError`."""
         (experiment,) = compose(request)
-        view = asked.view or METHODS[experiment.method.name].headline
+        view = asked.view or METHODS[experiment.method.name].primary_view
         _check_view(experiment.method.name, view)
         runs = _runs(experiment, asked, _shares(request, experiment, asked.shares))
         search = cls(experiment, space_of(experiment), runs, asked.trials, view)
         for cell in search.cells(0, search.start):
             # What is wrong with the data is said before anything is run.
-            deal(cell.experiment, request.given)
+            split_samples(cell.experiment, request.inputs)
         return search
 
     @property
@@ -144,14 +144,16 @@ class Search:
         once = {"evaluate_on": "validation", "eval_every": self.experiment.general.rounds}
         cells = []
         for run in self.runs:
-            experiment = _over(self.experiment, [_layer(settings), Layer(run.name, run.values), Layer("tuning", once)])
+            experiment = _over(
+                self.experiment, [_layer(settings), ConfigSource(run.name, run.values), ConfigSource("tuning", once)]
+            )
             column = Column(run.name, run.name, TEST, run.values)
             # A run of several seeds says in its name which it is.
             cells.append(Cell(row, column, 0, experiment))
         return cells
 
 
-def run_trials(search: Search, store: Store, given: Given, watcher: Watcher) -> Iterator[Trial]:
+def run_trials(search: Search, store: Store, given: UserInputs, watcher: Watcher) -> Iterator[Trial]:
     """Yield the trials of a search as they are finished; runs that the store has are not run again."""
     from optuna.distributions import BaseDistribution, FloatDistribution
 
@@ -230,12 +232,12 @@ def _runs(experiment: Experiment, asked: Asked, shares: Sequence[float]) -> tupl
     return tuple(runs)
 
 
-def _layer(settings: Mapping[str, float | None]) -> Layer:
+def _layer(settings: Mapping[str, float | None]) -> ConfigSource:
     return nest("the trial", [(key, NONE if value is None else value) for key, value in settings.items()])
 
 
-def _over(experiment: Experiment, layers: Sequence[Layer]) -> Experiment:
-    return resolve([Layer("the experiment", tomllib.loads(experiment.to_toml())), *layers])
+def _over(experiment: Experiment, layers: Sequence[ConfigSource]) -> Experiment:
+    return resolve([ConfigSource("the experiment", tomllib.loads(experiment.to_toml())), *layers])
 
 
 def _finish(work: Work, watcher: Watcher) -> None:
@@ -248,7 +250,7 @@ def _finish(work: Work, watcher: Watcher) -> None:
             raise UserError(relay.failure)
         left = [cell.key for cell in work.left()]
         if left and not waited:
-            watcher.said(f"Waiting for {', '.join(left)}, which another process runs.")
+            watcher.warned(f"Waiting for {', '.join(left)}, which another process runs.")
             waited = True
         if left:
             time.sleep(PAUSE)
@@ -290,5 +292,5 @@ class _Relay(Watcher):
         self._watcher.failed(cell, sentence)
         self.failure = f"`{cell}` could not be run: {sentence}"
 
-    def said(self, sentence: str) -> None:
-        self._watcher.said(sentence)
+    def warned(self, sentence: str) -> None:
+        self._watcher.warned(sentence)

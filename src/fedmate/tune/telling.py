@@ -71,7 +71,7 @@ class Told(Watcher):
     def failed(self, cell: str, sentence: str) -> None:
         """Nothing: it ends the search, which says so."""
 
-    def said(self, sentence: str) -> None:
+    def warned(self, sentence: str) -> None:
         """Print a sentence, but not once more for each run."""
         if sentence not in self._said:
             self._said.add(sentence)
@@ -94,8 +94,8 @@ class _Rounds(Observer):
         self._rounds = built.experiment.general.rounds
         self.round_done(done, None)
 
-    def round_done(self, done: int, headline: float | None) -> None:
+    def round_done(self, done: int, primary: float | None) -> None:
         self._told.show(f"{self._cell}: round {done}/{self._rounds}")
 
-    def said(self, sentence: str) -> None:
-        self._told.said(f"Note: {sentence}")
+    def warned(self, sentence: str) -> None:
+        self._told.warned(f"Note: {sentence}")

@@ -12,7 +12,7 @@ from tests.data.partitions.checks import balanced, check_rows, class_counts, inp
 
 from fedmate.data.partitions.natural import Natural
 from fedmate.errors import UserError
-from fedmate.experiment.config import Layer, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, parse_set, resolve
 
 OWNERS = np.array([2, 0, 2, 2, 5, 0, 2, 5, 2, 2], dtype=np.int64)
 """Client 2 has six samples, 0 and 5 have two; 1, 3 and 4 have none."""
@@ -108,7 +108,7 @@ def test_nobody_has_enough() -> None:
 
 def test_all_take_part_unless_a_number_is_given() -> None:
     assert resolve([parse_set(["partition.name=natural"])]).partition.options["clients"] is None
-    said = Layer("file", {"partition": {"name": "share", "clients": 7, "share": 30}})
+    said = ConfigSource("file", {"partition": {"name": "share", "clients": 7, "share": 30}})
     options = resolve([said, parse_set(["partition.name=natural"])]).partition.options
     assert options["clients"] == 7
     assert "share" not in options
@@ -118,7 +118,7 @@ def test_without_a_number_the_experiment_survives_its_file() -> None:
     experiment = resolve([parse_set(["partition.name=natural", "partition.minimum=3"])])
     written = experiment.to_toml()
     assert loads(written)["partition"]["clients"] == "none"
-    assert resolve([Layer("file", loads(written))]) == experiment
+    assert resolve([ConfigSource("file", loads(written))]) == experiment
 
 
 @pytest.mark.parametrize("assignment", ["partition.clients=0", "partition.minimum=0"])

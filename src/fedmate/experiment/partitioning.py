@@ -19,14 +19,14 @@ from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
 from fedmate.data.paths import data_folder
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.given import Given
+from fedmate.experiment.user_inputs import UserInputs
 
 Rows = NDArray[np.int64]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Deal:
+class ClientSplit:
     """A data set with its samples given out.
 
     Attributes:
@@ -108,7 +108,7 @@ def _load(name: str, dataset: Dataset, folder: Path) -> Arrays:
         ) from None
 
 
-def deal(experiment: Experiment, given: Given) -> Deal:
+def split_samples(experiment: Experiment, given: UserInputs) -> ClientSplit:
     """Load the data set and give its samples out, or raise `UserError`."""
     dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
     stand_ins = dataset.stand_ins()
@@ -129,7 +129,7 @@ def deal(experiment: Experiment, given: Given) -> Deal:
         hands, options["redundant_clients"], options["redundant_samples"], random_of(experiment, b"redundant")
     )
     away = held_out(experiment, len(hands))
-    return Deal(
+    return ClientSplit(
         arrays,
         arrays.digest or content_digest(arrays),
         clients=[rows for i, rows in enumerate(hands) if i not in away],
@@ -139,7 +139,7 @@ def deal(experiment: Experiment, given: Given) -> Deal:
     )
 
 
-def federate(experiment: Experiment, dealt: Deal) -> Federation:
+def make_federation(experiment: Experiment, dealt: ClientSplit) -> Federation:
     """Put what was dealt where the experiment runs: the samples that somebody holds, once, and the test split."""
     arrays = dealt.arrays
     hands = [*dealt.clients, *dealt.newcomers]
@@ -190,7 +190,7 @@ def held_out(experiment: Experiment, num_clients: int) -> set[int]:
     return set(random_of(experiment, b"holdout").permutation(num_clients)[:count].tolist())
 
 
-def _at_sites(experiment: Experiment, arrays: Arrays) -> Deal:
+def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
     """Give each client one sample that means nothing, or raise `UserError` if there is something to be dealt."""
     partition, general = experiment.partition, experiment.general
     settings = {
@@ -207,7 +207,7 @@ def _at_sites(experiment: Experiment, arrays: Arrays) -> Deal:
                 f"taken as they are; leave `{key}` out."
             )
     row = np.zeros(1, np.int64)
-    return Deal(
+    return ClientSplit(
         arrays,
         content_digest(arrays),
         clients=[row] * partition.options["clients"],
@@ -232,7 +232,7 @@ def _hold_back(experiment: Experiment, arrays: Arrays) -> Rows:
 
 
 def _split(experiment: Experiment, dataset: Dataset, arrays: Arrays, kept: Rows) -> list[Rows]:
-    """Deal some samples; which of them each client gets."""
+    """ClientSplit some samples; which of them each client gets."""
     partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
     owners = None if arrays.clients is None else arrays.clients[kept]
     rng, classes = random_of(experiment, b"partition"), len(arrays.class_names)

@@ -12,12 +12,12 @@ from torch.nn.parameter import is_lazy
 
 from fedmate.data.arrays import Pool, Sites, fingerprint
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, Layer
+from fedmate.experiment.config import ConfigSource, Experiment
 
 SOURCE = "the call"
 
 
-class Given(NamedTuple):
+class UserInputs(NamedTuple):
     """A user's own data and network, either of which may be left to the experiment.
 
     Attributes:
@@ -34,7 +34,7 @@ class Given(NamedTuple):
     folder: Path | None = None
     is_deployed: bool = False
 
-    def layer(self) -> Layer:
+    def layer(self) -> ConfigSource:
         """Return what the experiment has to say about them."""
         self._check_types()
         values: dict[str, dict[str, Any]] = {}
@@ -51,7 +51,7 @@ class Given(NamedTuple):
             values["model"] = {"name": "given", "layer": self.classifier, "digest": structure(self.module)}
         elif self.classifier is not None:
             raise UserError("`classifier` names the last layer of `model`, which is missing; give both.")
-        return Layer(SOURCE, values)
+        return ConfigSource(SOURCE, values)
 
     def check(self, experiment: Experiment) -> None:
         """Raise `UserError` unless these are the data and the network the experiment speaks of.
@@ -101,7 +101,7 @@ def _check_sites(count: int, options: Mapping[str, Any]) -> None:
             )
 
 
-NOTHING = Given()
+NO_INPUTS = UserInputs()
 
 
 def structure(module: nn.Module) -> str:

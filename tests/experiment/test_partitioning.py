@@ -15,10 +15,10 @@ import torch
 from fedmate import Pool, Sites
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose
 from fedmate.experiment.config import Experiment, parse_set
-from fedmate.experiment.deal import Deal, deal, federate, held_out
-from fedmate.experiment.given import NOTHING, Given
+from fedmate.experiment.partitioning import ClientSplit, held_out, make_federation, split_samples
+from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 
 CLASSES, EACH, TESTED = 5, 120, 4
 
@@ -63,24 +63,24 @@ def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(DATASETS._rows, name, row)
 
 
-def experiment_of(*assignments: str, dataset: str | None = "toy", given: Given = NOTHING) -> Experiment:
+def experiment_of(*assignments: str, dataset: str | None = "toy", given: UserInputs = NO_INPUTS) -> Experiment:
     settings = parse_set(["device=cpu", *([] if given.data else ["partition.name=iid"]), *assignments])
-    (experiment,) = compose(Request(dataset=dataset, settings=settings, given=given))
+    (experiment,) = compose(Request(dataset=dataset, settings=settings, inputs=given))
     return experiment
 
 
 def test_a_file_that_a_data_set_of_ones_own_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Toy, "load", lambda self, folder: np.load(folder / "ticks.npy"))
     with pytest.raises(UserError) as caught:
-        deal(experiment_of(), Given(folder=tmp_path))
+        split_samples(experiment_of(), UserInputs(folder=tmp_path))
     assert str(caught.value) == (
         f"`dataset.name` is `toy`, but `{tmp_path / 'ticks.npy'}` does not exist; put it there, or name another folder "
         "with `--data-dir` or FEDMATE_DATA."
     )
 
 
-def dealt(*assignments: str, dataset: str = "toy") -> Deal:
-    return deal(experiment_of(*assignments, dataset=dataset), NOTHING)
+def dealt(*assignments: str, dataset: str = "toy") -> ClientSplit:
+    return split_samples(experiment_of(*assignments, dataset=dataset), NO_INPUTS)
 
 
 def refused(*assignments: str, dataset: str = "toy") -> str:
@@ -153,13 +153,13 @@ def test_a_deal_that_leaves_nothing_to_test_is_refused() -> None:
 # -------------------- a user's own arrays
 
 
-def pool(labels: list[int], **more: Any) -> Given:
-    return Given(data=Pool(np.arange(len(labels), dtype=np.float32)[:, None], labels, **more))
+def pool(labels: list[int], **more: Any) -> UserInputs:
+    return UserInputs(data=Pool(np.arange(len(labels), dtype=np.float32)[:, None], labels, **more))
 
 
 def test_pooled_samples_leave_a_fifth_of_each_class_for_the_test() -> None:
     given = pool([0] * 50 + [1] * 25 + [2])
-    made = deal(experiment_of("partition.name=iid", "partition.clients=5", dataset=None, given=given), given)
+    made = split_samples(experiment_of("partition.name=iid", "partition.clients=5", dataset=None, given=given), given)
     assert np.bincount(made.test.y, minlength=3).tolist() == [10, 5, 0]
     assert {len(rows) for rows in made.clients} == {(76 - 15) // 5}
     # Nobody trains on what all are tested on; rows count in what was given.
@@ -172,13 +172,13 @@ def test_too_few_samples_for_a_test_are_refused(labels: list[int]) -> None:
     given = pool(labels)
     experiment = experiment_of("partition.clients=1", dataset=None, given=given)
     with pytest.raises(UserError, match="test"):
-        deal(experiment, given)
+        split_samples(experiment, given)
 
 
 def test_sites_are_taken_as_they_are() -> None:
     pairs = [(np.zeros((size, 2)), [i % 2 for i in range(size)]) for size in (3, 1, 4)]
-    given = Given(data=Sites(pairs, test=pairs[0]))
-    made = deal(experiment_of(dataset=None, given=given), given)
+    given = UserInputs(data=Sites(pairs, test=pairs[0]))
+    made = split_samples(experiment_of(dataset=None, given=given), given)
     assert lists(made.clients) == [[0, 1, 2], [3], [4, 5, 6, 7]]
     assert len(made.test.y) == 3
 
@@ -355,8 +355,8 @@ def test_the_digest_is_the_same_on_every_machine() -> None:
 
 def test_clients_read_their_own_samples() -> None:
     experiment = experiment_of("holdout_clients=0.2", "partition.redundant_clients=0.5")
-    made = deal(experiment, NOTHING)
-    federation = federate(experiment, made)
+    made = split_samples(experiment, NO_INPUTS)
+    federation = make_federation(experiment, made)
     assert (len(federation.clients), len(federation.newcomers), federation.num_classes) == (16, 4, CLASSES)
     for data, rows in zip((*federation.clients, *federation.newcomers), (*made.clients, *made.newcomers), strict=True):
         # An image shows its number, less 2 and by 4.
@@ -369,8 +369,8 @@ def test_clients_read_their_own_samples() -> None:
 
 def test_samples_lie_on_the_device_once_and_only_if_somebody_holds_them() -> None:
     experiment = experiment_of("partition.name=pathological", "partition.clients=6", "partition.redundant_clients=0.5")
-    made = deal(experiment, NOTHING)
-    federation = federate(experiment, made)
+    made = split_samples(experiment, NO_INPUTS)
+    federation = make_federation(experiment, made)
     sources = {id(data.source.samples) for data in federation.clients}
     assert len(sources) == 1
     held = np.unique(np.concatenate(made.clients))
@@ -380,7 +380,7 @@ def test_samples_lie_on_the_device_once_and_only_if_somebody_holds_them() -> Non
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_samples_have_the_precision_of_the_experiment(dtype: str) -> None:
     experiment = experiment_of(f"dtype={dtype}")
-    federation = federate(experiment, deal(experiment, NOTHING))
+    federation = make_federation(experiment, split_samples(experiment, NO_INPUTS))
     assert federation.clients[0].x.dtype == federation.test.x.dtype == getattr(torch, dtype)
 
 

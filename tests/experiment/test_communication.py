@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmate.backends.base import ClientReport
 from fedmate.core import ClientData, LocalResult, Method, Model, Setup, Training, Tree, Wire
-from fedmate.experiment.ledger import Ledger
+from fedmate.experiment.communication import CommunicationCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Scheduled(Method):
         return None
 
 
-def make_ledger(rounds: int = 2) -> Ledger:
+def make_ledger(rounds: int = 2) -> CommunicationCost:
     with torch.random.fork_rng():
         model = Model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), classifier="1")
-    return Ledger(Scheduled(setup=Setup(model, 2, rounds, Training())), rounds)
+    return CommunicationCost(Scheduled(setup=Setup(model, 2, rounds, Training())), rounds)
 
 
 def report(client: int, down: dict[str, int], up: dict[str, int]) -> ClientReport:

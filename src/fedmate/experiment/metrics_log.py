@@ -10,8 +10,8 @@ from torch import Tensor
 from fedmate.backends.base import ClientReport, RoundResult, View
 from fedmate.core import ClientData, Federation, class_counts
 from fedmate.experiment.build import Built
-from fedmate.experiment.deal import held_out
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number, reported_view
+from fedmate.experiment.partitioning import held_out
 
 VIEWS = ("pre", "post", "global")
 
@@ -36,21 +36,21 @@ def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str
     return row
 
 
-def headline_test(federation: Federation) -> str:
+def primary_test(federation: Federation) -> str:
     """Return the test whose figure stands for a run: sites have no balanced one."""
     return "own" if federation.at_sites else "balanced"
 
 
 def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary of a run: its last figures and the totals."""
-    experiment, view, test = built.experiment, built.method.headline, headline_test(built.federation)
+    experiment, view, test = built.experiment, built.method.primary_view, primary_test(built.federation)
     accuracy = {name: _short(result) for name, result in metrics["accuracy"].items()}
     best = accuracy[view]
     summary = {
         "method": experiment.method.name,
         "dataset": experiment.dataset.name,
         "partition": experiment.partition.name,
-        "partition_sha256": built.dealt.sha256,
+        "partition_sha256": built.split.sha256,
         "evaluated_on": experiment.general.evaluate_on,
         "seed": experiment.general.seed,
         "rounds": experiment.general.rounds,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment.compose import Request, compose, dropped, left_out
 from fedmate.experiment.config import Experiment, load_file, parse_set, resolve
+from fedmate.experiment.prepare import Request, compose, dropped, left_out
 
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 """What every partition has."""

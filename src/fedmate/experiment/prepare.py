@@ -1,4 +1,4 @@
-"""Runs on disk: beginning new ones and going on with those that were interrupted."""
+"""From the words of a command or a call to runs on disk: new ones, and those that were interrupted."""
 
 from __future__ import annotations
 
@@ -11,22 +11,150 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmate import storage
+from fedmate.core.options import options_of
 from fedmate.core.serialise import DamagedError
-from fedmate.errors import DivergedError, UserError
+from fedmate.errors import DivergedError, UserError, nearest
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.compose import Request, compose, dropped, left_out
-from fedmate.experiment.config import Experiment, Section, load_file, resolve
-from fedmate.experiment.given import Given
+from fedmate.experiment.config import (
+    DEFAULT_NAMES,
+    ConfigSource,
+    Experiment,
+    Section,
+    check_shape,
+    elsewhere,
+    load_file,
+    lookup,
+    resolve,
+)
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.recorder import Recorder, check_free, unusable
 from fedmate.experiment.run import Observer, begin, run
+from fedmate.experiment.tuned import TUNED
+from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
+from fedmate.methods import METHODS
+
+NO_SETTINGS = ConfigSource("--set", {})
+
+
+class Request(NamedTuple):
+    """What somebody asks for.
+
+    Attributes:
+        base: an experiment's file, or its content.
+        methods: which to compare; the experiment's own if there are none.
+        dataset: the name of a data set.
+        settings: single values that come last.
+        given: data and a network from Python.
+    """
+
+    base: ConfigSource | None = None
+    methods: Sequence[str] = ()
+    dataset: str | None = None
+    settings: ConfigSource = NO_SETTINGS
+    inputs: UserInputs = NO_INPUTS
+
+    @property
+    def describes(self) -> bool:
+        """Whether it says anything about the experiment that a file could hold."""
+        return self.base is not None or bool(self.methods) or self.dataset is not None or bool(self.settings.values)
+
+
+def compose(request: Request) -> list[Experiment]:
+    """Return an experiment for each of the methods, or one if none is named."""
+    layers = [] if request.base is None else [request.base]
+    if request.dataset is not None and request.inputs.data is not None:
+        raise UserError(f"`dataset` is `{request.dataset}`, but `data` is given, too; leave one of them out.")
+    if request.dataset is not None:
+        layers.append(ConfigSource("--dataset", {"dataset": {"name": request.dataset}}))
+    layers.append(request.inputs.layer())
+    settings, methods = request.settings, request.methods
+    check_shape(settings)
+    if not methods:
+        return [resolve([*layers, settings])]
+    _check_methods(methods, settings)
+    return [
+        resolve([*layers, ConfigSource("--method", {"method": {"name": name}}), _for_method(settings, name, methods)])
+        for name in methods
+    ]
+
+
+def left_out(request: Request) -> list[str]:
+    """Say which settings hold for some of the compared methods only, for the others do not have them."""
+    sentences = []
+    for key, value in request.settings.values.get("method", {}).items():
+        lacking = [name for name in request.methods if not _knows(name, key, value)]
+        if lacking:
+            names = ", ".join(f"`{name}`" for name in lacking)
+            kind = "preset" if key == "preset" else "option"
+            have = "has" if len(lacking) == 1 else "have"
+            spelled = str(value).lower() if isinstance(value, bool) else value
+            sentences.append(f"`method.{key}={spelled}` does not hold for {names}, which {have} no such {kind}.")
+    return sentences
+
+
+def dropped(request: Request) -> list[str]:
+    """Say what the file says of its method that those chosen instead would have, too, or a preset, but do not get."""
+    own = {} if request.base is None else request.base.values.get("method", {})
+    name = own.get("name", DEFAULT_NAMES["method"])
+    chosen = request.methods or [request.settings.values.get("method", {}).get("name", name)]
+    others = [other for other in chosen if other != name]
+    asked = request.settings.values.get("method", {})
+    theirs = [options_of(METHODS[other]) for other in others]
+    keys = [
+        key
+        for key, value in own.items()
+        if key not in asked
+        and any(key == "preset" or (key in fields and value != fields[key].default) for fields in theirs)
+    ]
+    lost = ", ".join(f"`method.{key}`" for key in keys)
+    if request.base is None or not lost:
+        return []
+    names = ", ".join(f"`{other}`" for other in others)
+    holds = "holds" if len(keys) == 1 else "hold"
+    return [f"{lost} in {request.base.source} {holds} for `{name}`, not for {names}; `--set` is for all."]
+
+
+def _check_methods(methods: Sequence[str], settings: ConfigSource) -> None:
+    for name in methods:
+        lookup("method", METHODS, name, "--method")
+    repeated = next((name for name in methods if methods.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"`--method` names `{repeated}` twice; name each method once.")
+    own = settings.values.get("method", {})
+    if "name" in own:
+        raise UserError("`--set method.name` and `--method` both choose the method; use `--method` alone.")
+    known = {key for name in methods for key in options_of(METHODS[name])}
+    unknown = next((key for key in own if key not in known and key != "preset"), None)
+    if unknown is not None and len(methods) > 1:
+        raise UserError(
+            f"`method.{unknown}` in {settings.source} is not an option of any of the methods; "
+            f"{elsewhere(unknown, 'method') or nearest(unknown, known)}"
+        )
+
+
+def _for_method(settings: ConfigSource, name: str, methods: Sequence[str]) -> ConfigSource:
+    """Drop a method's setting where `name` does not know it but another of the compared methods does."""
+    own = settings.values.get("method", {})
+    kept = {
+        key: value
+        for key, value in own.items()
+        if _knows(name, key, value) or not any(_knows(other, key, value) for other in methods)
+    }
+    return ConfigSource(settings.source, {**settings.values, "method": kept})
+
+
+def _knows(method: str, key: str, value: object) -> bool:
+    cls = METHODS[method]
+    # A method that was not tuned is refused: beside others that were, its figures would say nothing.
+    return value in [TUNED, *cls.presets] if key == "preset" else key in options_of(cls)
+
 
 LENIENT = ("min_clients", "patience")
 """What a run may go on with other values of: how long to wait, and for how many."""
 
 
-class Job(NamedTuple):
+class PreparedRun(NamedTuple):
     """A run to be run.
 
     Attributes:
@@ -41,7 +169,7 @@ class Job(NamedTuple):
 
 
 @contextmanager
-def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
+def new_runs(request: Request, out: Path | None) -> Iterator[list[PreparedRun]]:
     """Begin a run for each experiment asked for; each has its folder, and no other process may write there.
 
     Everything is built before anything is written, and all folders come into being at once: a mistake in the last
@@ -50,7 +178,7 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
     experiments = compose(request)
     folder = out or default_folder(experiments)
     check_free(folder)
-    built = [build(experiment, request.given) for experiment in experiments]
+    built = [build(experiment, request.inputs) for experiment in experiments]
     names = [] if len(built) == 1 else [one.experiment.method.name for one in built]
     with ExitStack() as locks:
         try:
@@ -63,7 +191,7 @@ def started(request: Request, out: Path | None) -> Iterator[list[Job]]:
         except OSError as error:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
-        jobs = [Job(place, one, one.notes) for place, one in zip(places, built, strict=True)]
+        jobs = [PreparedRun(place, one, one.notes) for place, one in zip(places, built, strict=True)]
         notes = [*left_out(request), *dropped(request), *_say_unlike(experiments)]
         yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
 
@@ -80,11 +208,11 @@ def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
 
 
 @contextmanager
-def resumed(request: Request, folder: Path) -> Iterator[list[Job]]:
+def resumed_runs(request: Request, folder: Path) -> Iterator[list[PreparedRun]]:
     """Go on with a run, or with all runs of a comparison; raise `UserError` if that cannot be done faithfully."""
     folders = runs_of(folder)
     with ExitStack() as locks:
-        jobs = [_reopen(place, request.given, locks) for place in folders]
+        jobs = [_reopen(place, request.inputs, locks) for place in folders]
         if request.describes:
             asked = _check_asked(request, folder, folders)
             for job, one in zip(jobs, asked, strict=True):
@@ -93,7 +221,7 @@ def resumed(request: Request, folder: Path) -> Iterator[list[Job]]:
         yield [_note_environment(job) for job in jobs]
 
 
-def run_jobs(jobs: Iterable[Job], observer: Callable[[], Observer]) -> list[str]:
+def run_all(jobs: Iterable[PreparedRun], observer: Callable[[], Observer]) -> list[str]:
     """Run one after the other; return a sentence for each that diverged, which does not stop the rest."""
     diverged = []
     for job in jobs:
@@ -122,9 +250,9 @@ def stored_experiment(folder: Path) -> Experiment:
     return resolve([load_file(Record(folder).folder / "config.toml")])
 
 
-def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
+def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
     if _is_finished(folder):
-        return Job(folder, None, [])
+        return PreparedRun(folder, None, [])
     checkpoint = Checkpoint(folder)
     try:
         locks.enter_context(storage.Lock(checkpoint.folder / "lock"))
@@ -138,21 +266,21 @@ def _reopen(folder: Path, given: Given, locks: ExitStack) -> Job:
         ) from None
     # Only now is it certain that nobody else moves it on.
     if _is_finished(folder):
-        return Job(folder, None, [])
+        return PreparedRun(folder, None, [])
     checkpoint = Checkpoint(folder)
     checkpoint.check_all()
     initial, note = checkpoint.initial()
     try:
-        built = build(stored_experiment(folder), given, initial)
+        built = build(stored_experiment(folder), inputs, initial)
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
     # Runs of earlier versions do not say what was dealt.
-    if note.get("partition", built.dealt.sha256) != built.dealt.sha256:
+    if note.get("partition", built.split.sha256) != built.split.sha256:
         raise UserError(
             f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
             "the old digests); put the old files back, or start a new run with `--out`."
         )
-    return Job(folder, built, built.notes)
+    return PreparedRun(folder, built, built.notes)
 
 
 def _is_finished(folder: Path) -> bool:
@@ -161,7 +289,7 @@ def _is_finished(folder: Path) -> bool:
     return record.finished and bool(record.summary)
 
 
-def _note_environment(job: Job) -> Job:
+def _note_environment(job: PreparedRun) -> PreparedRun:
     """Write down what has changed since the run began, and say it."""
     if job.built is None:
         return job
@@ -192,7 +320,7 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
     return wanted
 
 
-def _wait_as_asked(job: Job, asked: Experiment, request: Request) -> None:
+def _wait_as_asked(job: PreparedRun, asked: Experiment, request: Request) -> None:
     """Wait for clients as a file or a setting says now; what neither names stays as it was."""
     if job.built is not None and job.built.backend.is_remote:
         named = request.settings.values.keys() | (set() if request.base is None else request.base.values.keys())

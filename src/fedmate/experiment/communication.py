@@ -11,7 +11,7 @@ from fedmate.core import Method
 
 
 @final
-class Ledger:
+class CommunicationCost:
     """Sums what back ends report. It counts what actually crossed; evaluation never does.
 
     Attributes:
