@@ -41,7 +41,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "models": ("torch",),
     "flower": ("torch", "numpy", "rich", "flwr", "ray", "httpx", "cryptography"),
     "registry": (),
-    "storage": (),
+    "storage": ("filelock",),
     "errors": (),
 }
 """By area: what of other packages it may import. Areas that are not here may import anything declared."""

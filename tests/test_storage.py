@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -444,19 +446,26 @@ def test_every_folder_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, mo
 # -------------------- locks
 
 HOLD = """
-import sys, time
+import errno, fcntl, sys, time
 from pathlib import Path
-from fedmate.storage import Lock
-with Lock(Path(sys.argv[1])):
+from fedmate import storage
+if len(sys.argv) > 2:
+    def fail(descriptor, operation):
+        raise OSError(int(sys.argv[2]), "no locks here")
+    fcntl.flock, storage.LEASE = fail, 1.0
+with storage.Lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
 
+LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
 
 @contextmanager
-def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Let another process hold a lock."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as process:
+def held_elsewhere(path: Path, *number: int) -> Iterator[subprocess.Popen[str]]:
+    """Let another process hold a lock, on a file system whose `flock` answers with an error's number."""
+    command = [sys.executable, "-c", HOLD, str(path), *map(str, number)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
@@ -465,9 +474,28 @@ def held_elsewhere(path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_lock_another_process_holds_is_busy_until_that_process_is_killed(tmp_path: Path) -> None:
+@pytest.fixture
+def flock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let `flock` answer with an error's number, and leases be short."""
+
+    def answer(number: int) -> None:
+        def fail(descriptor: int, operation: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", fail)
+        monkeypatch.setattr(storage, "LEASE", 1.0)
+
+    return answer
+
+
+@pytest.mark.parametrize("number", [None, *LOCKLESS])
+def test_a_lock_another_process_holds_is_busy_until_that_process_is_killed(
+    tmp_path: Path, flock: Callable[[int], None], number: int | None
+) -> None:
     path = tmp_path / "lock"
-    with held_elsewhere(path) as process:
+    if number is not None:
+        flock(number)
+    with held_elsewhere(path, *([] if number is None else [number])) as process:
         for _ in range(2):
             with pytest.raises(BusyError, match="lock"):
                 Lock(path)
@@ -477,26 +505,42 @@ def test_a_lock_another_process_holds_is_busy_until_that_process_is_killed(tmp_p
             pass
 
 
-def test_a_lock_is_held_once_until_it_is_released(tmp_path: Path) -> None:
+def test_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path, flock: Callable[[int], None]) -> None:
+    """As of a machine that is gone: its process cannot be asked for."""
+    flock(errno.ENOLCK)
+    with held_elsewhere(tmp_path / "lock", errno.ENOLCK) as process:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        with Lock(tmp_path / "lock"):
+            pass
+
+
+@pytest.mark.parametrize("number", [None, *LOCKLESS])
+def test_a_lock_is_held_once_until_it_is_released(
+    tmp_path: Path, flock: Callable[[int], None], number: int | None
+) -> None:
+    if number is not None:
+        flock(number)
     with Lock(tmp_path / "lock"), pytest.raises(BusyError):
         Lock(tmp_path / "lock")
+    with pytest.raises(ValueError, match="inside"), Lock(tmp_path / "lock"):
+        raise ValueError("inside")
     with Lock(tmp_path / "lock"):
         pass
     assert names(tmp_path) == ["lock"]
 
 
-def test_a_lock_is_released_by_an_exception(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="inside"), Lock(tmp_path / "lock"):
-        raise ValueError("inside")
-    with Lock(tmp_path / "lock"):
-        pass
+@pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])
+def test_a_file_system_that_says_busy_is_believed(tmp_path: Path, flock: Callable[[int], None], number: int) -> None:
+    flock(number)
+    with pytest.raises(BusyError):
+        Lock(tmp_path / "lock")
 
 
-def test_a_lock_is_kept_while_its_folder_takes_its_name(tmp_path: Path) -> None:
-    with storage.staged(tmp_path / "run") as stage:
-        lock = Lock(stage / "lock")
-    with lock, pytest.raises(BusyError):
-        Lock(tmp_path / "run" / "lock")
+def test_a_lock_that_cannot_be_made_is_not_busy(tmp_path: Path, flock: Callable[[int], None]) -> None:
+    flock(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        Lock(tmp_path / "lock")
 
 
 def test_a_busy_lock_leaves_no_descriptor_open(tmp_path: Path) -> None:

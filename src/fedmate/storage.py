@@ -13,13 +13,17 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, final
+from typing import TYPE_CHECKING, Self, final
 
-from fedmate.errors import FedmateError, UserError
+from fedmate.errors import FedmateError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 SHOWN = 40
 """How many characters of a name a temporary name shows: each may take four of the 255 bytes that a name has."""
@@ -29,6 +33,12 @@ MODE = 0o666
 
 PRIVATE = 0o600
 """The same for what is its owner's alone, such as a key."""
+
+NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+"""What `flock` answers where it does not work: on Lustre without `-o flock`, or on NFS without its lock daemon."""
+
+LEASE = 30.0
+"""Seconds without renewal after which a lease may be taken over."""
 
 
 class BusyError(FedmateError):
@@ -165,28 +175,51 @@ def staged(folder: Path) -> Iterator[Path]:
 class Lock:
     """Holds a file for this process until it is released or the process ends, however it ends.
 
+    Where the file system has no `flock`, as some shared folders, a lease file beside it does the same: its holder
+    renews it, and another process takes it over once nobody has renewed it for `LEASE` seconds.
+
     Args:
         path: the lock file; it is made if it is missing, and stays.
+
+    Raises:
+        BusyError: another process holds it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lock, or raise `BusyError`."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        from filelock import FileLock, Timeout
+
+        # Not of one thread: a run may be released by another one than took it.
+        self._lock: BaseFileLock = FileLock(path, fallback_to_soft=False, thread_local=False)
         try:
-            _lock(self._descriptor)
-        except OSError:
-            os.close(self._descriptor)
+            try:
+                self._lock.acquire(blocking=False)
+            except OSError as error:
+                if error.errno not in NO_FLOCK:
+                    raise
+                self._lock = _lease(path.with_name(f"{path.name}.lease"))
+        except Timeout:
             raise BusyError(str(path)) from None
 
     def __enter__(self) -> Self:
-        """Hold it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release it."""
-        os.close(self._descriptor)
+        self._lock.release()
+
+
+def _lease(path: Path) -> BaseFileLock:
+    from filelock import SoftFileLease
+
+    lease = SoftFileLease(path, lease_duration=LEASE, thread_local=False)
+    try:
+        is_stale = time.time() - path.stat().st_mtime > LEASE
+    except FileNotFoundError:
+        is_stale = False
+    # Clocks of machines may differ, so a lease that looks old is watched for as long as it takes to be sure.
+    lease.acquire(timeout=2 * LEASE if is_stale else 0)
+    return lease
 
 
 def _put(path: Path, data: bytes, flags: int, *, durable: bool, mode: int = MODE) -> None:
@@ -222,33 +255,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def check_new(path: Path) -> None:
-    """Raise `UserError` unless `path` names a file that does not exist in a folder that does."""
-    if path.exists() or path.is_symlink():
-        raise UserError(f"`{path}` exists already and is not overwritten; choose another name.")
-    if not path.parent.is_dir():
-        raise UserError(f"`{path}` lies in the folder `{path.parent}`, which does not exist; make it first.")
-
-
-def write_for_user(path: Path, data: bytes) -> None:
-    """Write a new file, or raise `UserError`."""
-    try:
-        write_new(path, data)
-    except OSError as error:
-        check_new(path)
-        raise UserError(f"`{path}` cannot be written ({error.strerror}); choose another place.") from None

@@ -187,10 +187,11 @@ def new_runs(request: Request, out: Path | None) -> Iterator[list[PreparedRun]]:
                     storage.write(stage / "comparison.json", json.dumps({"runs": names}).encode() + b"\n")
                 for one, place in zip(built, [stage / name for name in names] or [stage], strict=True):
                     begin(place, one)
-                    locks.enter_context(storage.Lock(place / "checkpoint" / "lock"))
         except OSError as error:
             raise unusable(folder, error) from None
         places = [folder / name for name in names] or [folder]
+        for place in places:
+            locks.enter_context(_locked(place))
         jobs = [PreparedRun(place, one, one.notes) for place, one in zip(places, built, strict=True)]
         notes = [*left_out(request), *dropped(request), *_say_unlike(experiments)]
         yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
@@ -253,17 +254,8 @@ def stored_experiment(folder: Path) -> Experiment:
 def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
     if _is_finished(folder):
         return PreparedRun(folder, None, [])
-    checkpoint = Checkpoint(folder)
-    try:
-        locks.enter_context(storage.Lock(checkpoint.folder / "lock"))
-    except storage.BusyError:
-        raise UserError(
-            f"`{folder}` is being run by another process; wait for it, or stop it before you resume."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"`{folder}` cannot be written to ({error.strerror}); give yourself the right to, or resume a copy."
-        ) from None
+    Checkpoint(folder)
+    locks.enter_context(_locked(folder))
     # Only now is it certain that nobody else moves it on.
     if _is_finished(folder):
         return PreparedRun(folder, None, [])
@@ -281,6 +273,19 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
             "the old digests); put the old files back, or start a new run with `--out`."
         )
     return PreparedRun(folder, built, built.notes)
+
+
+def _locked(folder: Path) -> storage.Lock:
+    try:
+        return storage.Lock(folder / "checkpoint" / "lock")
+    except storage.BusyError:
+        raise UserError(
+            f"`{folder}` is being run by another process; wait for it, or stop it before you resume."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"`{folder}` cannot be written to ({error.strerror}); give yourself the right to, or resume a copy."
+        ) from None
 
 
 def _is_finished(folder: Path) -> bool:
