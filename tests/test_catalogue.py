@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import pytest
 
 from fedmate.catalogue import TABLES, catalogue
-from fedmate.core import Training, option
+from fedmate.core import option
 from fedmate.core.options import options_of
 from fedmate.costs import costs_of
 from fedmate.data import DATASETS, Arrays, Dataset
 from fedmate.errors import UserError
-from fedmate.experiment.config import General
 from fedmate.experiment.tuned import tuned_on
 from fedmate.methods import METHODS
 
@@ -51,44 +50,12 @@ def test_every_kind_can_be_listed() -> None:
     assert list(TABLES) == KINDS
 
 
-def test_lists_are_shown_as_one_would_write_their_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Listed(Toy):
-        names: tuple[str, ...] = option((), "no names")
-        sizes: tuple[float, ...] = option((1.0, 2.5), "two sizes")
-
-    monkeypatch.setitem(DATASETS._rows, "listed", Listed)
-    lines = list(catalogue("datasets"))
-    assert "      names: no names" in lines
-    assert "      sizes: two sizes [1.0, 2.5]" in lines
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_lists_every_row_of_its_table(kind: str) -> None:
     lines = list(catalogue(kind))
     assert lines[0].partition(":")[0] == kind
     assert names(lines) == TABLES[kind].names()
     assert names(lines)
-
-
-def test_without_a_kind_everything_is_listed_in_turn() -> None:
-    assert list(catalogue(None)) == [line for kind in ("settings", "training", *KINDS) for line in catalogue(kind)]
-
-
-@pytest.mark.parametrize(("kind", "cls"), [("settings", General), ("training", Training)])
-def test_sections_list_their_options(kind: str, cls: type) -> None:
-    title, *lines = catalogue(kind)
-    assert title.startswith(f"{kind}: The ")
-    assert [line.split(":")[0].strip() for line in lines] == list(options_of(cls))
-    assert any(line.endswith("]") for line in lines)
-
-
-def test_what_the_project_promises_is_there(methods: list[str]) -> None:
-    assert {"local", "fedavg", "fedper", "fedrep"} <= set(names(methods))
-    assert {"share", "pathological", "iid", "dirichlet"} <= set(names(list(catalogue("partitions"))))
-    assert "digits" in names(list(catalogue("datasets")))
-    assert "digits_cnn" in names(list(catalogue("models")))
-    assert "sequential" in names(list(catalogue("backends")))
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -104,22 +71,6 @@ def test_a_method_is_described_with_its_options_their_defaults_and_presets(name:
     found = f"tuned (on {', '.join(tuned_on(name))})" if tuned_on(name) else ""
     presets = ", ".join(filter(None, [*cls.presets, found]))
     assert own == expected + ([f"preset: {presets}"] if presets else [])
-
-
-def test_the_options_of_fedrep_stand_there_word_for_word(methods: list[str]) -> None:
-    assert methods[0] == (
-        "methods: numbers are what a client receives (down) and sends (up) in a round, in float32, on the paper's "
-        "CIFAR CNN with 10 classes, T = 200"
-    )
-    at = next(i for i, line in enumerate(methods) if line.startswith("  fedrep "))
-    assert methods[at + 1] == "      shares extractor; keeps classifier; 106,400 numbers down, 106,400 up"
-    assert [line.split(":")[0].strip() for line in methods[at + 2 : at + 5]] == [
-        "calibration",
-        "absent_share",
-        "own_prior",
-    ]
-    assert methods[at + 5] == "      classifier_epochs: passes that train the classifier, the extractor frozen [1]"
-    assert methods[at + 8].startswith("      preset: authors, tuned (on ")
 
 
 OTHERS = """

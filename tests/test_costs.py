@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmate import costs
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
@@ -178,12 +177,3 @@ def test_rounds_that_differ_are_told() -> None:
     wavering = costs_of(Wavering)
     assert wavering.up == Counter({0: 50, 10: 50, 110: 50, 1110: 50})
     assert wavering.describe().endswith("10 numbers down, 0 up (up 308 on average)")
-
-
-def test_asking_leaves_no_trace() -> None:
-    costs._network.cache_clear()
-    torch.manual_seed(5)
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    costs_of(METHODS["fedrep"])
-    assert torch.equal(torch.get_rng_state(), state)
-    assert (torch.get_num_threads(), torch.is_grad_enabled()) == (threads, True)

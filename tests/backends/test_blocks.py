@@ -64,21 +64,6 @@ def test_gradients_of_many_clients_are_those_of_each(params: dict[str, Tensor], 
         assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_gradients_outside_vmap(params: dict[str, Tensor], kernels: Kernels) -> None:
-    mine = {name: leaf[0] for name, leaf in params.items()}
-    x = torch.randn(SAMPLES, 2, 9, 8, dtype=torch.float64, requires_grad=True)
-    expected, found = (torch.autograd.grad(loss(m, mine, x), x) for m in (network(), fuse(network(), kernels)))
-    assert_close(found, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_gradients_of_samples_that_clients_share(params: dict[str, Tensor], kernels: Kernels) -> None:
-    x = torch.randn(SAMPLES, 2, 9, 8, dtype=torch.float64)
-    expected, found = (
-        vmap(partial(grad(loss, 2), module), (0, None))(params, x) for module in (network(), fuse(network(), kernels))
-    )
-    assert_close(found, expected, rtol=1e-10, atol=1e-10)
-
-
 def test_a_gradient_that_all_clients_share(kernels: Kernels) -> None:
     """The slope of a sum is 1 wherever one stands, and has no client axis."""
     convolutions = [network()[:3], fuse(network()[:3], kernels)]

@@ -126,12 +126,6 @@ def test_a_network_that_is_another_in_training_keeps_its_layers(data: ClientData
     assert "its gradients differ by" in said[0]
 
 
-def test_a_network_without_blocks_says_nothing(data: ClientData) -> None:
-    plain = Model(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Linear(3, 2)), classifier="2")
-    faster = computed_with(plain, FailingKernels(), data, "tf32", pytest.fail)
-    assert_close(faster.logits(plain.init_params(), data.x), plain.logits(plain.init_params(), data.x), rtol=0, atol=0)
-
-
 def test_a_cpu_fuses_blocks_and_rounds_nothing(data: ClientData) -> None:
     method = METHODS["fedavg"](setup=Setup(model(), 2, 1, Training()))
     accelerated = accelerate(method, Federation((data,), data, 2), "bf16", pytest.fail)
@@ -139,13 +133,6 @@ def test_a_cpu_fuses_blocks_and_rounds_nothing(data: ClientData) -> None:
     faster, plain = accelerated.setup.model, method.setup.model
     params = plain.init_params()
     assert_close(faster.logits(params, data.x), plain.logits(params, data.x), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("precision", ["strict", "tf32", "bf16"])
-def test_settings_of_a_cpu_are_left_alone(precision: str) -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    with arithmetic(precision, torch.device("cpu")):  # type: ignore[arg-type]
-        assert torch.backends.cuda.matmul.fp32_precision == before
 
 
 def test_settings_of_a_gpu_hold_inside_and_are_put_back() -> None:

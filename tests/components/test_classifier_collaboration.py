@@ -10,8 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import nnls  # type: ignore[import-untyped]
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from fedmate.components import classifier_collaboration
@@ -21,11 +20,9 @@ from fedmate.components.classifier_collaboration import (
     combining_weights,
     drop_small,
     feature_statistics,
-    local_statistics,
-    minimise_on_simplex,
     risk_matrices,
 )
-from fedmate.core import Model, client_data, make_key, normal, pad, uniform
+from fedmate.core import make_key, normal, uniform
 
 Numbers = npt.NDArray[np.float64]
 
@@ -84,51 +81,6 @@ def test_statistics_are_those_of_the_paper() -> None:
     assert found.counts.tolist() == [4, 0, 3]
     assert not found.shares[1].any()
     assert not found.prototypes[1].any()
-
-
-def test_the_variance_of_statistics_is_that_of_their_mean() -> None:
-    """V is what h, a mean of n draws, varies by: drawn again and again from the same samples it does."""
-    features, labels, n = random(2, 40, WIDTH), torch.arange(40) % CLASSES, 25
-    whole = feature_statistics(features, labels, everybody(40), CLASSES)
-    draws = (uniform(make_key(3), (1500, n)) * 40).long()
-    drawn = torch.stack([feature_statistics(features[d], labels[d], everybody(n), CLASSES).shares for d in draws])
-    spread = (drawn - whole.shares).square().flatten(1).sum(1).mean()
-    assert spread.item() == pytest.approx(whole.variance.item() * 40 / n, rel=0.08)
-
-
-def test_rows_that_are_padding_do_not_count() -> None:
-    features, labels = random(4, 5, WIDTH), torch.tensor([1, 0, 1, 2, 0])
-    expected = feature_statistics(features[:3], labels[:3], everybody(3), CLASSES)
-    features[3:] = torch.nan
-    found = feature_statistics(features, labels, torch.arange(5) < 3, CLASSES)
-    assert_close(found, expected, rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_single_sample_has_no_variance(dtype: torch.dtype) -> None:
-    for seed in range(20):
-        features = (100 * random(seed, 1, 50)).to(dtype)
-        found = feature_statistics(features, torch.tensor([1]), everybody(1), CLASSES)
-        assert found.variance.item() == 0
-        assert found.variance.dtype == found.shares.dtype == dtype
-
-
-def test_nobodys_statistics_are_zeros() -> None:
-    found = feature_statistics(random(5, 2, WIDTH), torch.tensor([0, 1]), torch.zeros(2, dtype=torch.bool), CLASSES)
-    assert all(not leaf.any() for leaf in found)
-
-
-def test_a_clients_statistics_are_those_of_its_features() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(5, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, CLASSES)).double()
-    model, data = Model(module, classifier="2"), client_data(random(6, 4, 5), torch.tensor([2, 0, 2, 2]))
-    features = module.eval()[0](data.x).detach()
-    expected = feature_statistics(features, data.y, data.mask, CLASSES)
-    for own in (data, pad(data, 9)):
-        with torch.no_grad():
-            found = local_statistics(model, model.init_params(), own, CLASSES)
-        assert_close(found, expected, rtol=0, atol=1e-14)
 
 
 # -------------------- the risk
@@ -248,65 +200,7 @@ def test_weights_are_those_found_by_trying_everything(clients: int) -> None:
             assert_close(weights[i], torch.from_numpy(expected), rtol=0, atol=1e-9)
 
 
-def test_weights_are_those_of_another_solver() -> None:
-    """Q = L L^T: the z >= 0 that minimises |L^T z - L^-1 1| is alpha but for its sum; Lawson and Hanson find it."""
-    clients = 40
-    shares = random(30, 5, 1, 6)[torch.arange(clients) % 5] + 0.3 * random(31, clients, 1, 6)
-    variances = 0.01 + uniform(make_key(32), (clients,)).double()
-    weights = combining_weights(shares, variances, everybody(clients))
-    for i in range(clients):
-        factor = np.linalg.cholesky(risk(shares, variances, i).numpy())
-        z, _ = nnls(factor.T, np.linalg.solve(factor, np.ones(clients)))
-        assert_close(weights[i], torch.from_numpy(z / z.sum()), rtol=0, atol=1e-9)
-
-
-def test_any_positive_definite_matrix_will_do() -> None:
-    root = random(33, 6, 5, 5)
-    matrices = root @ root.mT + 1e-3 * torch.eye(5).double()
-    for matrix, found in zip(matrices, minimise_on_simplex(matrices), strict=True):
-        assert_close(found, torch.from_numpy(by_supports(matrix.numpy())), rtol=0, atol=1e-9)
-
-
 # -------------------- weights mean what they should
-
-
-def test_clients_alike_are_weighted_by_one_over_their_variance() -> None:
-    variances = torch.tensor([1.0, 2, 4, 0.5]).double()
-    weights = combining_weights(random(34, 1, 3, 5).expand(4, -1, -1), variances, everybody(4))
-    assert_close(weights, (1 / variances / (1 / variances).sum()).expand(4, 4), rtol=0, atol=1e-9)
-
-
-def test_a_client_far_from_all_others_keeps_to_itself() -> None:
-    shares = random(35, 5, 2, 4)
-    weights = combining_weights(1e4 * shares, torch.ones(5), everybody(5))
-    assert_close(weights, torch.eye(5).double(), rtol=0, atol=1e-6)
-
-
-def test_a_client_between_others_is_combined_of_them() -> None:
-    """Two clients on either side have biases that cancel, and less variance than the one in the middle."""
-    shares, variances = torch.tensor([-1.0, 0.0, 1.0])[:, None, None], torch.tensor([0.01, 1.0, 0.01])
-    weights = combining_weights(shares, variances, everybody(3))
-    assert_close(weights[1], torch.tensor([100, 1.0, 100]).double() / 201, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("samples", [100, 400])
-def test_clients_of_a_group_find_each_other(samples: int) -> None:
-    """Four groups with other classes, or the same classes elsewhere: 95 % of the weight stays inside."""
-    clients, width, found = 20, 16, []
-    places = random(36, 4, CLASSES, width)
-    likely = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.4, 0.3, 0.3]])
-    group = torch.arange(clients) % 4
-    for i in range(clients):
-        bounds = likely[group[i]].cumsum(0)[:-1].contiguous()
-        labels = torch.bucketize(uniform(make_key(100 + i), (samples,)), bounds)
-        spread = 0.5 * random(200 + i, samples, width)
-        found.append(feature_statistics(places[group[i]][labels] + spread, labels, everybody(samples), CLASSES))
-    shares, variances = torch.stack([s.shares for s in found]), torch.stack([s.variance for s in found])
-    weights = combining_weights(shares, variances, everybody(clients))
-    inside = (weights * (group[:, None] == group)).sum(1)
-    assert float(inside.min()) >= 0.95
-    # And it is shared there, not kept.
-    assert float(weights.diagonal().mean()) < 0.6
 
 
 # -------------------- who takes part
@@ -323,46 +217,9 @@ def test_who_does_not_count_changes_nothing() -> None:
     assert not found[:, ~valid].any()
 
 
-def test_a_client_alone_has_itself() -> None:
-    for variance in (0.0, 3.0):
-        shares, valid = random(42, 3, 2, 2), torch.tensor([False, True, False])
-        found = combining_weights(shares, torch.full((3,), variance), valid)
-        assert_close(found, torch.diag(valid).double(), rtol=0, atol=0)
-        assert combining_weights(shares[:1], torch.full((1,), variance), everybody(1)).tolist() == [[1.0]]
-
-
-def test_nobody_gives_nothing() -> None:
-    shares = torch.full((3, 2, 2), torch.nan)
-    assert not combining_weights(shares, shares[:, 0, 0], torch.zeros(3, dtype=torch.bool)).any()
-
-
 def test_features_that_are_all_zero_leave_everybody_alike() -> None:
     found = combining_weights(torch.zeros(4, 2, 3), torch.zeros(4), everybody(4))
     assert_close(found, torch.full((4, 4), 0.25).double(), rtol=0, atol=1e-12)
-
-
-@settings(max_examples=20)
-@given(st.permutations(range(7)), st.integers(0, 100))
-def test_weights_go_with_their_clients(order: list[int], seed: int) -> None:
-    shares, variances = random(seed, 7, 2, 3), uniform(make_key(seed), (7,)).double()
-    valid = torch.arange(7) != seed % 7
-    weights = combining_weights(shares, variances, valid)
-    found = combining_weights(shares[order], variances[order], valid[order])
-    assert_close(found, weights[order][:, order], rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("factor", [1e-12, 1e12])
-def test_the_unit_of_features_does_not_matter(factor: float) -> None:
-    shares, variances = random(43, 6, 2, 3), uniform(make_key(44), (6,)).double()
-    weights = combining_weights(shares, variances, everybody(6))
-    found = combining_weights(factor * shares, factor**2 * variances, everybody(6))
-    assert_close(found, weights, rtol=0, atol=1e-9)
-
-
-def test_a_common_offset_does_not_matter() -> None:
-    shares, variances = random(45, 6, 2, 3), uniform(make_key(46), (6,)).double()
-    weights = combining_weights(shares, variances, everybody(6))
-    assert_close(combining_weights(shares + 1e6, variances, everybody(6)), weights, rtol=0, atol=1e-6)
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,13 +231,6 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
 
 
-def test_numbers_of_single_precision_are_weighed_in_double() -> None:
-    shares, variances = random(49, 6, 2, 3).float(), uniform(make_key(50), (6,))
-    weights = combining_weights(shares, variances, everybody(6))
-    assert weights.dtype == torch.float64
-    assert_close(weights, combining_weights(shares.double(), variances.double(), everybody(6)), rtol=0, atol=0)
-
-
 # -------------------- what is made of weights
 
 
@@ -390,11 +240,6 @@ def test_small_weights_are_dropped_and_the_others_share_theirs() -> None:
     assert_close(found[0], torch.tensor([0.5, 0.4995, 0.0], dtype=torch.float64) / 0.9995)
     assert_close(found[1:], weights[1:])
     assert_close(drop_small(weights, 0.0), weights)
-
-
-def test_small_weights_alone_stay() -> None:
-    weights = torch.tensor([[0.3, 0.3, 0.4], [0.1, 0.1, 0.8]]).double()
-    assert_close(drop_small(weights, 0.5), torch.tensor([[0.3, 0.3, 0.4], [0.0, 0.0, 1.0]]).double())
 
 
 def test_combinations_are_sums_over_clients() -> None:

@@ -135,29 +135,7 @@ def test_totals_of_uploads(name: str, schedule: str) -> None:
     assert set().union(*(method.wire(t).up for t in range(ROUNDS))) <= {*numbers, "class_counts"}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", TABLE)
-def test_downloads_are_the_states_before_the_last_and_the_first_extractor(name: str, schedule: str) -> None:
-    method = method_for(name, schedule)
-    down = [t for t in range(ROUNDS) if "extractor" in method.wire(t).down]
-    sent = [t + 1 for t in range(ROUNDS) if "extractor" in method.wire(t).up]
-    assert down == [0, *(state for state in sent if state < ROUNDS)]
-
-
-def test_a_complete_period_never_costs_more_than_the_model_alone() -> None:
-    for row in TABLE.values():
-        period = transmission_period(row.extractor, row.prototypes)
-        sent = len(states("cft", period, period))
-        assert sent == period - 1
-        assert sent * row.extractor + period * (row.head + row.prototypes) <= period * (row.extractor + row.head)
-
-
 # -------------------- schedules
-
-
-def test_half_keeps_every_second_element_of_q() -> None:
-    assert states("cft", 5, 16) == [1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 16]
-    assert states("half", 5, 16) == [1, 3, 6, 8, 11, 13, 16]
 
 
 @given(st.integers(1, 300), st.integers(0, 300))
@@ -171,21 +149,11 @@ def test_every_schedule(period: int, rounds: int) -> None:
     assert states(f"period:{period}", 7, rounds) == kept
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, "period:3"])
-def test_the_initial_state_is_in_no_schedule(schedule: str) -> None:
-    assert not is_transmitted(0, schedule, 4)
-
-
 def test_period_of_an_extractor_no_larger_than_the_prototypes() -> None:
     """It would cost more to send prototypes than to send the extractor: it is never sent."""
     assert transmission_period(5, 20) == transmission_period(20, 20) == transmission_period(39, 20) == 1
     assert transmission_period(40, 20) == 2
     assert states("cft", 1) == []
-
-
-def test_parsing() -> None:
-    assert parse_schedule("period:12") == ("period", 12)
-    assert [parse_schedule(schedule) for schedule in SCHEDULES] == [(schedule, None) for schedule in SCHEDULES]
 
 
 @pytest.mark.parametrize(

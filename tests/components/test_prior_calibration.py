@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.components.calibrated import CALIBRATED, CLASSES, model, samples
 from torch import Tensor
 from torch.nn import functional
@@ -14,17 +12,14 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round
 from fedmate.backends.client import accuracies
 from fedmate.backends.sequential import Sequential
-from fedmate.components.prior_calibration import BARRIER, Calibrated, estimate_prior, prior_adjustment
+from fedmate.components.prior_calibration import BARRIER, Calibrated, estimate_prior
 from fedmate.core import (
     Federation,
     Setup,
     Training,
-    gradient,
     make_key,
-    normal,
     supervised_loss,
     tree_map,
-    unmapped,
 )
 from fedmate.core.data import batches
 from fedmate.core.layers import sample_context
@@ -49,50 +44,6 @@ def test_a_client_adds_the_logarithm_of_its_class_shares() -> None:
     assert found is not None
     assert_close(found[:3], 0.5 * shares.log())
     assert found[3] == BARRIER
-
-
-def test_duplicating_all_samples_changes_nothing() -> None:
-    labels = [0, 0, 1, 2, 2, 2, 2]
-    once, thrice = (make(calibration=1.0).adjustment(samples(labels * times)) for times in (1, 3))
-    assert once is not None
-    assert thrice is not None
-    assert torch.equal(once, thrice)
-
-
-def test_padding_is_nobodys_sample() -> None:
-    data = samples([0, 0, 1, 3])
-    some = data._replace(mask=torch.tensor([True, True, True, False]), filled=3)
-    found, expected = make(calibration=1.0).adjustment(some), make(calibration=1.0).adjustment(samples([0, 0, 1]))
-    assert found is not None
-    assert expected is not None
-    assert torch.equal(found, expected)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=6).filter(lambda parts: sum(parts) > 0))
-def test_no_share_makes_anything_infinite(parts: list[float]) -> None:
-    for dtype in (torch.float32, torch.float64):
-        shares = torch.tensor(parts, dtype=torch.float64) / sum(parts)
-        adjustment = prior_adjustment(shares.to(dtype), 1.0)
-        assert torch.isfinite(adjustment).all()
-        probabilities = (torch.zeros(1, len(parts), dtype=dtype) + adjustment).softmax(-1)
-        assert torch.isfinite(probabilities).all()
-
-
-def test_a_uniform_prior_is_the_identity() -> None:
-    logits = normal(make_key(1), (50, CLASSES), torch.float64)
-    uniform = prior_adjustment(torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64), 1.0)
-    assert_close((logits + uniform).softmax(-1), logits.softmax(-1))
-
-
-def test_a_class_that_is_not_held_gets_no_gradient_and_no_probability() -> None:
-    network, data = model(), samples([0, 0, 1, 1])
-    params, adjustment = network.init_params(), make(calibration=1.0).adjustment(data)
-    batch = next(batches(data, 4, 1, make_key(2)))
-    with unmapped(), sample_context(batch):
-        slope, _ = gradient(lambda v: supervised_loss(network, adjustment)({**params, **v}, batch), params)
-    assert torch.isfinite(slope["classifier"]["weight"]).all()
-    assert not slope["classifier"]["weight"][2:].any()
-    assert slope["classifier"]["weight"][:2].any()
 
 
 def test_the_loss_is_the_cross_entropy_of_adjusted_logits() -> None:
@@ -124,12 +75,6 @@ def test_the_own_test_is_asked_with_the_weight_of_training(name: str, tau: float
         assert_close(own[:2], tau * torch.tensor([0.75, 0.25], dtype=torch.float64).log())
         assert own[2:].tolist() == [BARRIER] * 2
         assert method.prior_weight(is_common) == tau
-
-
-@pytest.mark.parametrize("name", CALIBRATED)
-def test_without_weight_nobody_is_asked_otherwise(name: str) -> None:
-    data = samples([0, 0, 0, 1])
-    assert [make(name, calibration=0.0).own_adjustment(data, is_common) for is_common in (False, True)] == [None] * 2
 
 
 def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() -> None:
@@ -185,23 +130,6 @@ def test_it_goes_on_until_the_likeliest_shares_are_found() -> None:
     assert found == pytest.approx(float((labels == 0).double().mean()), abs=0.08)
 
 
-def test_a_class_that_is_not_there_is_estimated_as_rare_and_nothing_is_infinite() -> None:
-    _, logits = drawn([0.5, 0.5, 0.0], 5_000, 1)
-    found = estimate_prior(logits)
-    assert found[2] < 0.01
-    assert_close(found.sum(), torch.tensor(1.0, dtype=torch.float64))
-
-
-def test_estimation_does_not_care_about_what_all_logits_of_a_sample_share() -> None:
-    _, logits = drawn([0.6, 0.3, 0.1], 500, 2)
-    assert_close(estimate_prior(logits + torch.arange(500.0)[:, None]), estimate_prior(logits), rtol=0, atol=1e-6)
-
-
-def test_one_sample_is_no_proof_that_other_classes_are_not_there() -> None:
-    found = estimate_prior(torch.tensor([[30.0, 0.0, 0.0, 0.0]]))
-    assert_close(found, torch.tensor([0.625, 0.125, 0.125, 0.125], dtype=torch.float64), rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("odd", [[torch.nan, 0.0], [torch.inf, 0.0], [-torch.inf, -torch.inf]])
 def test_a_sample_without_probabilities_is_said_not_averaged(odd: list[float]) -> None:
     """It would make every share NaN, and with them every answer."""
@@ -218,18 +146,6 @@ def test_what_is_not_there_does_not_outweigh_the_samples_however_many_classes_th
     found = estimate_prior(40 * functional.one_hot(torch.arange(100) % 2, classes).double())
     assert_close(found[:2], torch.full((2,), (50 + 1 / classes) / 101, dtype=torch.float64))
     assert_close(found[2:].sum(), torch.tensor((classes - 2) / classes / 101, dtype=torch.float64))
-
-
-def test_the_right_prior_answers_better_than_none_and_an_estimate_nearly_as_well() -> None:
-    shares = [0.8, 0.15, 0.05]
-    labels, logits = drawn(shares, 20_000, 3)
-
-    def accuracy(prior: Tensor) -> float:
-        return float(((logits + prior_adjustment(prior, 1.0)).argmax(-1) == labels).double().mean())
-
-    known, uniform = torch.tensor(shares, dtype=torch.float64), torch.full((3,), 1 / 3, dtype=torch.float64)
-    assert accuracy(known) > accuracy(uniform) + 0.02
-    assert accuracy(estimate_prior(logits)) > accuracy(known) - 0.003
 
 
 # -------------------- in a method

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -22,7 +21,6 @@ from fedmate.components.prototype_scrutiny import (
     closeness_view,
     jensen_shannon,
     scrutinise,
-    size_view,
     verdict_view,
 )
 from fedmate.core import make_key, normal
@@ -90,50 +88,6 @@ def test_views_and_weights_are_distributions_over_holders(case: Case, beta: Beta
     assert ((found.divergence >= 0) & (found.divergence <= 2 * math.log(2) + 1e-12)).all()
 
 
-@given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES), data=st.data())
-@settings(max_examples=80)
-def test_permuting_clients_permutes_weights(
-    case: Case, beta: Beta, similarity: Similarity, data: st.DataObject
-) -> None:
-    order = data.draw(st.permutations(range(len(case.counts))))
-    straight, permuted = case.scrutinise(beta, similarity), case.permuted(order).scrutinise(beta, similarity)
-    for name in PER_CLIENT:
-        assert_close(getattr(permuted, name), getattr(straight, name)[order], rtol=0, atol=1e-9)
-    assert_close(permuted.mixing, straight.mixing, rtol=0, atol=1e-9)
-
-
-@given(case=cases(), beta=st.sampled_from(BETAS), similarity=st.sampled_from(SIMILARITIES), data=st.data())
-@settings(max_examples=60)
-def test_one_holder_counts_alone(case: Case, beta: Beta, similarity: Similarity, data: st.DataObject) -> None:
-    holder = data.draw(st.integers(0, len(case.counts) - 1))
-    counts = torch.zeros_like(case.counts)
-    counts[holder] = data.draw(st.integers(1, 9))
-    found = case._replace(counts=counts).scrutinise(beta, similarity)
-    expected = torch.zeros(counts.shape, dtype=torch.float64)
-    expected[holder] = 1
-    for name in PER_CLIENT:
-        assert_close(getattr(found, name), expected, rtol=0, atol=1e-12)
-    assert_close(found.divergence, torch.zeros_like(found.divergence), rtol=0, atol=1e-12)
-    assert_close(found.mixing, torch.full_like(found.mixing, 1 / 3), rtol=0, atol=1e-12)
-
-
-@every_mode
-def test_identical_prototypes_and_counts_give_uniform_weights(beta: Beta, similarity: Similarity) -> None:
-    one = example(clients=1)
-    case = Case(*(tensor.expand(4, *tensor.shape[1:]) for tensor in one))
-    assert_close(case.scrutinise(beta, similarity).weights, torch.full((4, 3), 0.25, dtype=torch.float64))
-
-
-@every_mode
-def test_only_negative_logits_still_give_weights(beta: Beta, similarity: Similarity) -> None:
-    case = example()
-    case = case._replace(logits=-case.logits.abs() - 1)
-    weights = case.scrutinise(beta, similarity).weights
-    assert torch.isfinite(weights).all()
-    assert (weights >= 0).all()
-    assert_close(weights.sum(0), torch.ones(3, dtype=torch.float64))
-
-
 @every_mode
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_class_the_classifier_rules_out_keeps_its_weights(
@@ -163,59 +117,7 @@ def test_without_a_holder_weights_are_zero_and_everything_is_finite(beta: Beta, 
     assert_close(found.weights[:, [0, 2]], whole.weights[:, [0, 2]], rtol=0, atol=0)
 
 
-@every_mode
-def test_what_a_client_without_the_class_sent_does_not_matter(beta: Beta, similarity: Similarity) -> None:
-    """Not even if it is not a number: the classifier's answer to NaN is NaN too."""
-    case = example()
-    counts, prototypes, logits = (
-        case.counts.clone(),
-        case.prototypes.clone(),
-        case.logits.clone() + 10,
-    )
-    counts[2, 1] = 0
-    clean = scrutinise(prototypes, counts, logits, beta=beta, similarity=similarity)
-    prototypes[2, 1], logits[2, 1] = torch.nan, torch.nan
-    dirty = scrutinise(prototypes, counts, logits, beta=beta, similarity=similarity)
-    for name in Scrutiny._fields:
-        assert_close(getattr(dirty, name), getattr(clean, name), rtol=0, atol=0, msg=name)
-
-
-@every_mode
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_precision_is_that_of_the_prototypes(beta: Beta, similarity: Similarity, dtype: torch.dtype) -> None:
-    case = example()
-    found = Case(case.prototypes.to(dtype), case.counts, case.logits.to(dtype)).scrutinise(beta, similarity)
-    assert {tensor.dtype for tensor in found} == {dtype}
-
-
 # -------------------- the odd view out
-
-
-@pytest.mark.parametrize("view", ["size", "closeness", "verdict"])
-def test_disturbing_one_of_three_equal_views_lowers_its_share(view: str) -> None:
-    prototypes = torch.ones(3, 1, 2, dtype=torch.float64)
-    counts, logits = torch.full((3, 1), 5), torch.zeros(3, 1, 1, dtype=torch.float64)
-    equal = scrutinise(prototypes, counts, logits).mixing[:, 0]
-    assert_close(equal, torch.full((3,), 1 / 3, dtype=torch.float64))
-    if view == "size":
-        counts = torch.tensor([[11], [2], [2]])
-    elif view == "closeness":
-        prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[-1.0, 0.3]]], dtype=torch.float64)
-    else:
-        logits = torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64).reshape(3, 1, 1)
-    mixing = scrutinise(prototypes, counts, logits).mixing[:, 0]
-    disturbed = ["size", "closeness", "verdict"].index(view)
-    others = [row for row in range(3) if row != disturbed]
-    assert mixing[disturbed] < 1 / 3 - 1e-3
-    assert (mixing[others] > 1 / 3).all()
-    assert_close(mixing[others[0]], mixing[others[1]])
-
-
-def test_the_more_a_view_is_disturbed_the_less_it_counts() -> None:
-    prototypes, counts = torch.ones(2, 1, 2, dtype=torch.float64), torch.full((2, 1), 5)
-    logits = torch.tensor([[0.0, 0.0], [0.5, 0.0], [2.0, 0.0], [8.0, 0.0]], dtype=torch.float64).reshape(4, 2, 1, 1)
-    shares = [float(scrutinise(prototypes, counts, row).mixing[2, 0]) for row in logits]
-    assert all(later < earlier for earlier, later in pairwise(shares))
 
 
 # -------------------- divergence
@@ -239,26 +141,6 @@ def test_divergence_is_scipys(data: st.DataObject, p: list[float]) -> None:
     assert forth == pytest.approx(float(jensenshannon(one, other)) ** 2, abs=1e-9)
     if np.abs(one - other).max() > 1e-4:
         assert forth > 1e-10
-
-
-@given(p=distributions)
-@settings(max_examples=50)
-def test_divergence_of_equals_is_zero(p: list[float]) -> None:
-    one = torch.tensor(p, dtype=torch.float64)
-    assert float(jensen_shannon(one, one.clone())) == pytest.approx(0, abs=1e-15)
-
-
-def test_divergence_of_disjoint_distributions_is_the_logarithm_of_two() -> None:
-    p, q = torch.eye(3, dtype=torch.float64)[:2]
-    assert_close(jensen_shannon(p, q), torch.tensor(math.log(2), dtype=torch.float64), rtol=0, atol=1e-15)
-
-
-def test_divergence_by_hand_for_each_class() -> None:
-    """JS((1, 0), (1/2, 1/2)) = (log 4/3 + (log 2/3)/2 + (log 2)/2) / 2; the second column holds equals."""
-    p = torch.tensor([[1.0, 0.3], [0.0, 0.7]], dtype=torch.float64)
-    q = torch.tensor([[0.5, 0.3], [0.5, 0.7]], dtype=torch.float64)
-    first = (math.log(4 / 3) + math.log(2 / 3) / 2 + math.log(2) / 2) / 2
-    assert_close(jensen_shannon(p, q), torch.tensor([first, 0.0], dtype=torch.float64), rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(("dtype", "tiny"), [(torch.float32, 1e-45), (torch.float64, 5e-324)])
@@ -312,40 +194,12 @@ def test_a_small_example_by_hand(beta: Beta, similarity: Similarity) -> None:
     assert (found.weights[:, 1] == 0).all()
 
 
-def test_size_view_counts_each_class_by_itself() -> None:
-    found = size_view(torch.tensor([[1, 0, 4], [3, 0, 4]]), torch.float64)
-    assert found.tolist() == [[0.25, 0.0, 0.5], [0.75, 0.0, 0.5]]
-
-
 def test_the_centroid_does_not_know_counts_and_leaves_out_others() -> None:
     """Of three clients two hold the class, at right angles and equally long: both are as close, to 45 degrees."""
     prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[-9.0, 4.0]]], dtype=torch.float64)
     holders = torch.tensor([[True], [True], [False]])
     found = closeness_view(prototypes, holders, "cosine")
     assert_close(found[:, 0], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
-
-
-def test_a_prototype_that_points_away_from_the_centroid_gets_next_to_nothing() -> None:
-    prototypes = torch.tensor([[[3.0, 0.0]], [[3.0, 0.0]], [[-1.0, 0.0]]], dtype=torch.float64)
-    found = closeness_view(prototypes, torch.ones(3, 1, dtype=torch.bool), "cosine")[:, 0]
-    assert_close(found, torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-11)
-    assert found[2] > 0
-
-
-def test_prototypes_that_cancel_out_count_alike() -> None:
-    prototypes = torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]]], dtype=torch.float64)
-    for similarity in SIMILARITIES:
-        found = closeness_view(prototypes, torch.ones(2, 1, dtype=torch.bool), similarity)[:, 0]
-        assert_close(found, torch.tensor([0.5, 0.5], dtype=torch.float64))
-
-
-def test_verdict_reads_the_logit_of_the_class_in_question() -> None:
-    """Class 1's logits are 1 and 3; all others are larger, and do not matter to a softmax over clients."""
-    logits = torch.full((2, 2, 2), 7.0, dtype=torch.float64)
-    logits[0, 1, 1], logits[1, 1, 1] = 1, 3
-    found = verdict_view(logits, torch.ones(2, 2, dtype=torch.bool), "softmax")
-    low = 1 / (1 + math.exp(2))
-    assert_close(found, torch.tensor([[0.5, low], [0.5, 1 - low]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("worst", [0.0, -0.5])

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.components.prototypes import Centres, centre_loss, centred_loss, local_prototypes, mix_prototypes
-from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal, pad
+from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal
 from fedmate.core.layers import sample_context
 
 CLASSES = 4
@@ -39,13 +39,6 @@ def test_prototypes_are_means_of_features_in_evaluation_mode() -> None:
     assert_close(prototypes[0], (z[0] + z[3]) / 2)
     assert_close(prototypes[2], (z[1] + z[2] + z[4]) / 3)
     assert (prototypes[[1, 3]] == 0).all()
-
-
-def test_prototypes_leave_out_padding() -> None:
-    network, data = model(), client()
-    params = network.init_params()
-    padded = local_prototypes(network, params, pad(data, 9), CLASSES)
-    assert_close(padded, local_prototypes(network, params, data, CLASSES), rtol=0, atol=1e-15)
 
 
 # -------------------- global prototypes
@@ -79,15 +72,6 @@ def test_a_class_nobody_holds_keeps_its_prototype_known_or_not() -> None:
     assert nobody[3].tolist() == [False, False, False, True]
 
 
-def test_what_a_client_sends_of_a_class_it_does_not_hold_is_left_out() -> None:
-    sent = torch.full((2, CLASSES, 3), torch.nan)
-    sent[0, 0], sent[1, 1] = 1.0, 2.0
-    counts = torch.tensor([[5, 0, 0, 0], [0, 5, 0, 0]])
-    nothing = torch.zeros(CLASSES, 3), torch.zeros(CLASSES, dtype=torch.bool)
-    mixed, _ = mix_prototypes(*nothing, sent, counts, torch.ones(2, dtype=torch.bool))
-    assert mixed[:, 0].tolist() == [1.0, 2.0, 0.0, 0.0]
-
-
 # -------------------- centre loss
 
 
@@ -112,15 +96,6 @@ def test_samples_without_a_centre_add_nothing_but_still_count() -> None:
     expected = ((features()[data.y == 0] - centres()[0]) ** 2).sum() / (5 * 3)
     assert_close(centre_loss(features(), batch, Centres(centres(), centred, 1)), expected)
     assert centre_loss(features(), batch, Centres(centres(), torch.zeros_like(centred), 1)) == 0
-
-
-def test_padding_adds_nothing_and_does_not_count() -> None:
-    batch, everyone = as_batch(client()), torch.ones(CLASSES, dtype=torch.bool)
-    mask = torch.tensor([True, True, False, False, True])
-    expected = functional.mse_loss(features()[mask], centres()[batch.y[mask]])
-    assert_close(centre_loss(features(), batch._replace(mask=mask), Centres(centres(), everyone, 1)), expected)
-    alone = batch._replace(mask=torch.zeros(5, dtype=torch.bool))
-    assert centre_loss(features(), alone, Centres(centres(), everyone, 1)) == 0
 
 
 def test_normalised_features_are_drawn_to_the_direction_of_their_centre_alone() -> None:

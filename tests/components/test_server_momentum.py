@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from tests.installed import installed_example
 from torch import nn
 from torch.testing import assert_close
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.server_momentum import ServerMomentum
 from fedmate.core import Model, Setup, Training, Tree, make_key, stack
-from fedmate.errors import UserError
 from fedmate.methods import METHODS
 
 MOVING = [name for name in METHODS.names() if issubclass(METHODS[name], ServerMomentum)]
@@ -55,15 +51,6 @@ def test_who_can_move_with_momentum() -> None:
     assert on == {"fedmate_plus"}
 
 
-@pytest.mark.parametrize("beta", [1.0, -0.1, float("nan"), 2.0])
-@pytest.mark.parametrize("name", MOVING)
-def test_more_than_the_whole_move_or_less_than_nothing_is_refused(name: str, beta: float) -> None:
-    with pytest.raises(
-        UserError, match=r"`method\.server_momentum` is .*; set it to a finite number at least 0 and below 1"
-    ):
-        method(name, beta)
-
-
 @pytest.mark.parametrize("name", MOVING)
 def test_three_rounds_by_hand(name: str) -> None:
     """v <- 0.75 v + (mean - w), w <- w + v, for what moves; the mean itself for all else."""
@@ -79,14 +66,6 @@ def test_three_rounds_by_hand(name: str) -> None:
         assert server["buffers"]["1.running_var"].item() == pytest.approx(mean, abs=1e-12)
         if name != "fedavg":
             assert server["classifier"]["bias"].tolist() == pytest.approx([mean, mean], abs=1e-12)
-
-
-@pytest.mark.parametrize("name", MOVING)
-def test_without_momentum_a_server_keeps_nothing_for_it_and_takes_the_mean_to_the_last_bit(name: str) -> None:
-    found, params, server = start(name, 0.0)
-    assert found.at_rest(params) == {}
-    sent = stack([message(params, 0.1, 2), message(params, 0.7, 1)])
-    assert_close(found.mix(server, sent, EVERYBODY), mix_by_size(server, sent, EVERYBODY), rtol=0, atol=0)
 
 
 def test_a_part_that_did_not_cross_stays_and_keeps_its_velocity() -> None:
@@ -109,16 +88,6 @@ def test_if_nobody_counts_nothing_moves(sizes: tuple[int, int], valid: tuple[boo
     server = found.mix(server, stack([message(params, 5.0, 1), message(params, 7.0, 1)]), EVERYBODY)
     sent = stack([message(params, float("nan"), sizes[0]), message(params, float("inf"), sizes[1])])
     assert_close(found.mix(server, sent, torch.tensor(valid)), server, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", MOVING)
-def test_the_velocity_never_leaves_the_server(name: str) -> None:
-    found = method(name, 0.5)
-    server = found.init_server(found.setup.model.init_params(), 2, make_key(0))
-    assert "velocity" in server
-    assert "velocity" not in found.download(server, torch.tensor(0))
-    for t in range(5):
-        assert found.wire(t) == dataclasses.replace(found, server_momentum=0.0).wire(t)
 
 
 def test_fedavg_with_it_is_the_guides_fedavgm() -> None:

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from fedmate.core import model as model_module
 from fedmate.core.data import ClientData, batches, pad, rows_of
-from fedmate.core.execution import is_unmapped, lay_out, unmapped
-from fedmate.core.metrics import CORE_CHUNK, all_features
+from fedmate.core.execution import is_unmapped, unmapped
+from fedmate.core.metrics import all_features
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.source import Augmentation, Source
 
-LAST = torch.channels_last
 channels = pytest.mark.parametrize("count", [1, 3])
 
 
@@ -33,21 +32,6 @@ def test_the_promise_ends_with_its_block() -> None:
 
 
 @channels
-def test_images_get_strides_that_convolutions_recognise(count: int) -> None:
-    x = torch.rand(4, count, 6, 5)
-    assert lay_out(x, x.dtype) is x
-    with unmapped():
-        found = lay_out(x, x.dtype)
-        assert torch.equal(found, x)
-        assert found.stride() == (count * 30, 1, count * 5, count)
-        assert lay_out(found, x.dtype) is found
-        assert nn.Conv2d(count, 2, 3)(found).is_contiguous(memory_format=LAST)
-        table = torch.rand(4, 7)
-        assert lay_out(table, x.dtype) is table
-        assert lay_out(x, torch.float64) is x
-
-
-@channels
 def test_batches_are_laid_out_and_hold_the_same_numbers(count: int) -> None:
     data = pad(make_data(count), 14)
     expected = list(batches(data, 5, 2, make_key(0)))
@@ -59,18 +43,6 @@ def test_batches_are_laid_out_and_hold_the_same_numbers(count: int) -> None:
         assert mine.x.stride(1) == 1
     assert x.stride(1) == 1
     assert torch.equal(x, data.x)
-
-
-@channels
-def test_features_are_the_same_up_to_rounding(count: int) -> None:
-    module = nn.Sequential(nn.Conv2d(count, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
-    model, data = Model(module, classifier="3"), make_data(count, 2 * CORE_CHUNK + 7)
-    params = model.init_params()
-    with torch.no_grad():
-        expected = all_features(model, params, data)
-        with unmapped():
-            found = all_features(model, params, data)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("small", "stride"), [(1, 30), (10**6, 1)])

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fedmate.core import data as data_module
-from fedmate.core.data import PER_CLIENT, ClientData, batches, pad, rows_of, stack_clients
+from fedmate.core.data import ClientData, batches, pad, rows_of
 from fedmate.core.frozen import frozen_batches
 from fedmate.core.layers import BufferPolicy, mask_context
 from fedmate.core.model import Model
-from fedmate.core.random import fold, make_key
+from fedmate.core.random import make_key
 from fedmate.core.source import Augmentation, Source
 from fedmate.core.tree import Tree
 
@@ -52,23 +52,6 @@ def test_steps_are_those_of_batches(
         with mask_context(other.mask):
             z, _ = model.features(params, other.x)
         torch.testing.assert_close(mine.x, z, rtol=0, atol=1e-12)
-
-
-@kinds
-@policies
-def test_many_clients_at_once(augmentation: Augmentation, buffers: BufferPolicy) -> None:
-    model, everyone = make_model(buffers), make_data(12, augmentation)
-    clients = [rows_of(everyone.source, everyone.rows[:n], everyone.y[:n]) for n in (3, 7, 12)]
-    keys = fold(make_key(0), torch.arange(3))
-
-    def steps(data: ClientData, key: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(b.x, b.mask) for b in frozen_batches(model, model.init_params(), data, 5, 2, key)]
-
-    together = torch.func.vmap(steps, (PER_CLIENT, 0))(stack_clients(clients), keys)
-    for i, data in enumerate(clients):
-        live = [(x[i][mask[i]], mask[i]) for x, mask in together if mask[i].any()]
-        for (mine, _), (alone, _) in zip(live, steps(data, keys[i]), strict=True):
-            torch.testing.assert_close(mine, alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

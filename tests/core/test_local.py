@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmate.core.data import PER_CLIENT, Batch, ClientData, batches, client_data, pad, stack_clients
+from fedmate.core.data import Batch, ClientData, batches, client_data
 from fedmate.core.execution import unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.local import SGD, cross_entropy, fit, gradient, loop, move_at_once, supervised_loss
 from fedmate.core.model import Model
-from fedmate.core.random import fold, make_key
-from fedmate.core.tree import Tree, flatten, leaves, stack, tree_map, unstack
+from fedmate.core.random import make_key
+from fedmate.core.tree import Tree, flatten, leaves, tree_map
 
 CLASSES = 3
 
@@ -107,22 +107,6 @@ class TestSGD:
         for mine, other in zip(leaves(variables), parameters, strict=True):
             torch.testing.assert_close(mine, other.data, rtol=0, atol=1e-12)
 
-    def test_one_step_by_hand(self) -> None:
-        variables, velocity = SGD(0.5, 0.25, 0.1).step(
-            {"p": torch.tensor(2.0)}, {"p": torch.tensor(3.0)}, {"p": torch.tensor(4.0)}
-        )
-        # g = 3 + 0.1 * 2 = 3.2; v = 0.25 * 4 + 3.2 = 4.2; p = 2 - 0.5 * 4.2 = -0.1
-        assert float(velocity["p"]) == pytest.approx(4.2)
-        assert float(variables["p"]) == pytest.approx(-0.1)
-
-    def test_nothing_is_written_into(self) -> None:
-        variables: Tree = {"p": torch.tensor([2.0])}
-        optimiser = SGD(0.5, 0.5)
-        velocity = optimiser.init(variables)
-        optimiser.step(variables, {"p": torch.tensor([1.0])}, velocity)
-        assert variables["p"].tolist() == [2.0]
-        assert velocity["p"].tolist() == [0.0]
-
 
 def plain_move(optimiser: SGD, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The formula, leaf by leaf."""
@@ -152,19 +136,6 @@ class TestMoveAtOnce:
         found = move_at_once(optimiser, tensors)
         torch.testing.assert_close(found, plain_move(optimiser, tensors), rtol=1e-6, atol=1e-6)
         assert all(torch.equal(*pair) for pair in zip(tensors, before, strict=True))
-
-    @pytest.mark.parametrize("axes", [(0,) * 9, (1, 0, 0) * 3, (None,) * 3 + (0,) * 6, (0, None, None) * 3], ids=str)
-    def test_many_clients_at_once(self, axes: tuple[int | None, ...]) -> None:
-        optimiser = SGD(0.1, 0.5, 0.05)
-        tensors = tuple(
-            one if axis is None else many.movedim(0, axis)
-            for axis, one, many in zip(axes, self.make(), self.make((5,)), strict=True)
-        )
-        found = torch.func.vmap(lambda *t: move_at_once(optimiser, t), axes)(*tensors)
-        for i in range(5):
-            own = (t if axis is None else t.select(axis, i) for axis, t in zip(axes, tensors, strict=True))
-            expected = plain_move(optimiser, tuple(own))
-            torch.testing.assert_close([leaf[i] for leaf in found], list(expected), rtol=0, atol=1e-12)
 
     def test_a_step_that_depends_on_no_client_and_two_axes_of_clients(self) -> None:
         optimiser, tensors = SGD(0.1, 0.5, 0.05), self.make((2, 5))
@@ -207,34 +178,8 @@ class TestGradient:
         assert extra["n"].tolist() == [2.0, 4.0]
         assert not variables["a"].requires_grad
 
-    @pytest.mark.parametrize("plain", [True, False])
-    def test_unused_parameters_get_zero(self, plain: bool) -> None:
-        variables: Tree = {"used": torch.tensor([1.0, 2.0]), "unused": torch.tensor([[5.0]])}
-        with unmapped() if plain else nullcontext():
-            found, _ = gradient(lambda v: (v["used"].sum(), {}), variables)
-        assert found["unused"].tolist() == [[0.0]]
-        assert found["used"].tolist() == [1.0, 1.0]
-
-    @pytest.mark.parametrize("plain", [True, False])
-    def test_a_loss_that_uses_no_parameter_has_gradient_zero(self, plain: bool) -> None:
-        with unmapped() if plain else nullcontext():
-            found, _ = gradient(lambda v: (torch.tensor(3.0), {}), {"unused": torch.tensor([5.0])})
-        assert found["unused"].tolist() == [0.0]
-
-    def test_unmapped_ends_with_its_block(self) -> None:
-        with pytest.raises(ZeroDivisionError), unmapped():
-            raise ZeroDivisionError
-        # Under vmap leaves raise: this passes only if the setting was taken back.
-        found, _ = torch.func.vmap(lambda p: gradient(lambda v: (v["p"] ** 2, {}), {"p": p}))(torch.tensor([1.0, 3.0]))
-        assert found["p"].tolist() == [2.0, 6.0]
-
 
 class TestCrossEntropy:
-    def test_without_a_mask_everything_counts(self) -> None:
-        logits, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0, 1])
-        everyone = torch.ones(6, dtype=torch.bool)
-        torch.testing.assert_close(cross_entropy(logits, labels, None), cross_entropy(logits, labels, everyone))
-
     @settings(max_examples=40)
     @given(counts=st.lists(st.booleans(), min_size=1, max_size=10), seed=st.integers(0, 10**6))
     def test_is_the_mean_over_what_counts(self, counts: list[bool], seed: int) -> None:
@@ -288,18 +233,6 @@ class TestLoop:
         )
         assert_identical(poisoned, start)
 
-    def test_nothing_is_chosen_where_a_sample_is_surely_real(self) -> None:
-        proposed, chosen = torch.tensor([5.0]), []
-        for data in (make_data(4), make_data(4)._replace(filled=0)):
-            end = loop(lambda state, _: {"p": proposed}, {"p": torch.tensor([1.0])}, batches(data, 4, 1, make_key(0)))
-            chosen.append(end["p"] is not proposed)
-            assert end["p"].tolist() == [5.0]
-        assert chosen == [False, True]
-
-    def test_no_batches_no_change(self) -> None:
-        start: Tree = {"p": torch.tensor(1.0)}
-        assert_identical(loop(lambda state, _: {"p": state["p"] + 1}, start, []), start)
-
 
 def reference(module: nn.Module, steps: list[Batch], momentum: float, weight_decay: float) -> dict[str, Tensor]:
     """A training loop as anybody would write it in torch."""
@@ -347,16 +280,6 @@ class TestFit:
             else:
                 assert_identical(end[part], start[part])
 
-    @pytest.mark.parametrize("plain", [True, False])
-    def test_an_extractor_without_parameters_has_nothing_to_train(self, plain: bool) -> None:
-        module = nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)).double()
-        model, data = Model(module, classifier="1"), make_data(6)
-        start = model.init_params()
-        with unmapped() if plain else nullcontext():
-            end = fit(supervised_loss(model), start, batches(data, 3, 1, make_key(0)), SGD(0.1), ("extractor",))
-        assert list(end) == list(start)
-        assert_identical(end, start)
-
     @pytest.mark.parametrize("kind", ["norm", "channel dropout"])
     def test_a_frozen_extractor_is_evaluated(self, kind: str) -> None:
         model, data = make_model(kind), make_data(12)
@@ -393,35 +316,3 @@ class TestFit:
         again = fit(supervised_loss(model), once, step, *arguments)
         gap = max(float((a - b).abs().max()) for a, b in zip(leaves(twice), leaves(again), strict=True))
         assert gap > 1e-4
-
-
-class TestManyClientsAtOnce:
-    @pytest.mark.parametrize("kind", ["plain", "norm", "dropout", "channel dropout", "standardise"])
-    def test_padded_stacks_equal_each_client_alone(self, kind: str) -> None:
-        model = make_model(kind)
-        clients = [make_data(samples, seed=samples) for samples in (3, 9, 16)]
-        keys = [fold(make_key(0), "client", i) for i in range(3)]
-        starts = [tree_map(lambda leaf, i=i: leaf + 0.01 * i, model.init_params()) for i in range(3)]
-
-        def train(params: Tree, data: ClientData, key: Tensor) -> Tree:
-            steps = batches(data, 4, 2, key)
-            return fit(supervised_loss(model), params, steps, SGD(0.1, 0.5, 0.01), ("extractor", "classifier"))
-
-        together = torch.func.vmap(train, (0, PER_CLIENT, 0))(stack(starts), stack_clients(clients), torch.stack(keys))
-        with unmapped():
-            alone = [train(*arguments) for arguments in zip(starts, clients, keys, strict=True)]
-        for i, expected in enumerate(alone):
-            assert_close(unstack(together, i), expected)
-            assert any(not torch.equal(a, b) for a, b in zip(leaves(expected), leaves(starts[i]), strict=True))
-
-    def test_without_running_statistics(self) -> None:
-        """A frozen extractor whose BatchNorm keeps no statistics reads those of the batch: padding is no part of it."""
-        model = Model(make_module("norm"), classifier="2", buffers="dropped")
-        data = make_data(6)
-
-        def train(data: ClientData) -> Tree:
-            start = model.init_params()
-            steps = frozen_batches(model, start, data, 4, 2, make_key(0))
-            return fit(classifier_loss(model), start, steps, SGD(0.1), ("classifier",))
-
-        assert_close(train(pad(data, 11)), train(data))

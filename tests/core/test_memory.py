@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmate.core.data import PER_CLIENT, ClientData, client_data, stack_clients
+from fedmate.core.data import ClientData, client_data
 from fedmate.core.execution import REMEMBERED, FeatureMemory, current_memory, remembered_features
 from fedmate.core.metrics import all_features, class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
-from fedmate.core.tree import Tree, stack, tree_map
+from fedmate.core.tree import Tree, tree_map
 
 
 def make_model() -> Model:
@@ -84,19 +84,6 @@ def test_varied_samples_are_never_remembered(model: Model, passes: list[int]) ->
     assert passes == [9] * 4
 
 
-def test_many_clients_at_once(model: Model, passes: list[int]) -> None:
-    clients = [make_data(n, seed=n) for n in (2, 5, 9)]
-    params = stack([tree_map(lambda leaf, i=i: leaf + 0.1 * i, model.init_params()) for i in range(3)])
-
-    def twice(params: Tree, data: ClientData) -> tuple[Tensor, Tensor]:
-        with remembered_features():
-            return mean_loss(model, params, data), mean_loss(model, params, data)
-
-    first, second = torch.func.vmap(twice, (0, PER_CLIENT))(params, stack_clients(clients))
-    assert passes == [9]
-    assert torch.equal(first, second)
-
-
 class TestMemory:
     def test_forgets_what_nobody_asks_for(self) -> None:
         memory, origins = FeatureMemory(), [(torch.zeros(1),) for _ in range(REMEMBERED + 2)]
@@ -106,13 +93,6 @@ class TestMemory:
             assert memory.find(origins[0]) is not None
         kept = [memory.find(origin) for origin in origins]
         assert [None if found is None else int(found) for found in kept] == [0, None, None, *range(3, REMEMBERED + 2)]
-
-    def test_equal_is_not_the_same(self) -> None:
-        memory, origin = FeatureMemory(), (torch.zeros(2), torch.ones(2))
-        memory.keep(origin, torch.tensor(1))
-        assert memory.find((origin[0], origin[1])) is not None
-        assert memory.find((origin[0], origin[1].clone())) is None
-        assert memory.find(origin[:1]) is None
 
     def test_the_outer_one_goes_on(self) -> None:
         assert current_memory() is None

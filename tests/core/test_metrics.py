@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmate.core.data import PER_CLIENT, ClientData, client_data, pad, stack_clients
+from fedmate.core.data import ClientData, client_data
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.metrics import CHUNK, class_accuracies, mean_loss
 from fedmate.core.model import Model
@@ -55,23 +55,6 @@ class TestMeanLoss:
         expected = functional.cross_entropy(expected_logits(data.x), data.y)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
-    @pytest.mark.parametrize("buffers", ["shared", "dropped"])
-    def test_padding_does_not_matter(self, buffers: BufferPolicy) -> None:
-        model, data = make_model(buffers), make_data(9)
-        params = model.init_params()
-        found = mean_loss(model, params, pad(data, 16))
-        torch.testing.assert_close(found, mean_loss(model, params, data), rtol=1e-12, atol=1e-12)
-
-    def test_many_clients_at_once(self) -> None:
-        model = make_model()
-        clients = [make_data(n, seed=n) for n in (2, 5, 9)]
-        params = [tree_map(lambda leaf, i=i: leaf + 0.1 * i, model.init_params()) for i in range(3)]
-        found = torch.func.vmap(lambda p, d: mean_loss(model, p, d), (0, PER_CLIENT))(
-            stack(params), stack_clients(clients)
-        )
-        alone = [mean_loss(model, p, d) for p, d in zip(params, clients, strict=True)]
-        torch.testing.assert_close(found, torch.stack(alone), rtol=1e-12, atol=1e-12)
-
 
 class TestClassAccuracies:
     def test_the_test_split_is_read_once_for_all_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,15 +89,3 @@ class TestClassAccuracies:
         found = class_accuracies(model, model.init_params(), data, 4)
         assert torch.isfinite(found[:2]).all()
         assert all(math.isnan(value) for value in found[2:].tolist())
-
-    def test_padding_does_not_matter(self) -> None:
-        model, data = make_model(), make_data(30)
-        params = model.init_params()
-        # Padding is labelled 0: a model that answers 0 would gain from it if it counted.
-        biased: Tree = {**params, "classifier": {**params["classifier"], "bias": torch.tensor([9.0, 0, 0, 0]).double()}}
-        for variant in (params, biased):
-            alone = class_accuracies(model, variant, data, 4)
-            assert class_accuracies(model, variant, pad(data, 47), 4).tolist() == alone.tolist()
-        missing = make_data(30, classes=3)
-        shifted = missing._replace(y=missing.y + 1)
-        assert math.isnan(float(class_accuracies(model, biased, pad(shifted, 47), 4)[0]))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmate.core.options import Limits, check_options, option, options_of
+from fedmate.core.options import Limits, check_options, option
 from fedmate.errors import UserError
 
 
@@ -59,30 +59,8 @@ class TestLimits:
         assert not Limits().allow(value)
         assert not Limits(at_least=0).allow(value)
 
-    @pytest.mark.parametrize(
-        ("limits", "words"),
-        [
-            (Limits(), "a finite number"),
-            (Limits(at_least=1), "a finite number at least 1"),
-            (Limits(above=0, at_most=0.5), "a finite number above 0 and at most 0.5"),
-            (Limits(at_least=0, below=1), "a finite number at least 0 and below 1"),
-        ],
-    )
-    def test_words(self, limits: Limits, words: str) -> None:
-        assert limits.describe() == words
-
 
 class TestOptions:
-    def test_fields_are_found_in_order_with_their_help(self) -> None:
-        found = options_of(Example)
-        assert list(found) == ["rate", "count", "name", "flag", "free"]
-        assert found["rate"].metadata["help"] == "a share"
-        assert found["rate"].default == 0.5
-
-    def test_a_dataclass_still_works(self) -> None:
-        assert Example().rate == 0.5
-        assert Example(rate=2).rate == 2
-
     @pytest.mark.parametrize(
         "values",
         [{}, {"rate": 0}, {"rate": 0.99, "count": 1}, {"count": None}, {"name": "word", "flag": True}, {"setup": 9}],
@@ -104,7 +82,3 @@ class TestOptions:
         with pytest.raises(UserError) as error:
             check_options("section", Example, values)
         assert str(error.value) == sentence
-
-    def test_without_a_section(self) -> None:
-        with pytest.raises(UserError, match=r"^`count` is -3; "):
-            check_options("", Example, {"count": -3})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
@@ -13,19 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedmate.core import metrics
 from fedmate.core import source as source_module
-from fedmate.core.data import Batch, ClientData, batches, class_means, pad, rows_of, share_source, stack_clients
+from fedmate.core.data import ClientData, batches, class_means, rows_of, share_source
 from fedmate.core.method import Setup, Training
 from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key, to_uniform
-from fedmate.core.source import Augmentation, Source, augment, plain_source
+from fedmate.core.source import Augmentation, Source, augment
 from fedmate.methods.fedmate import FedMate
-
-PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0, filled=None)  # type: ignore[arg-type]
-"""What of a stack has a client axis: all but the source."""
 
 VARIED = Augmentation(2, True)
 precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -93,28 +87,6 @@ def test_reading_is_numpys(dtype: torch.dtype, as_bytes: bool) -> None:
     assert len(source.read(torch.arange(0))) == 0
 
 
-def test_rows_of_many_clients_are_read_at_once() -> None:
-    source, rows = make_source(), torch.tensor([[3, 0], [7, 3], [1, 1]])
-    found = source.read(rows)
-    assert found.shape == (3, 2, 3, 6, 5)
-    assert all(torch.equal(found[i], source.read(rows[i])) for i in range(3))
-
-
-@precision
-def test_a_plain_source_changes_nothing(dtype: torch.dtype) -> None:
-    samples = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    source, ids = plain_source(samples), torch.tensor([4, 1])
-    assert source.augmentation == Augmentation(0, False)
-    for found in (source.read(ids), source.vary(ids, make_keys(2))):
-        assert found.dtype == dtype
-        assert torch.equal(found, samples[ids])
-
-
-def test_one_number_for_all_channels() -> None:
-    source = make_source()._replace(mean=torch.tensor(50.0), std=torch.tensor(2.0))
-    assert torch.equal(source.read(torch.tensor([2])), (source.samples[2:3].float() - 50) / 2)
-
-
 # -------------------- varying, by hand
 
 IMAGE = torch.tensor([[[1, 2, 3], [4, 5, 6]]], dtype=torch.uint8)
@@ -144,12 +116,6 @@ def test_one_image_by_hand(chosen: Draw) -> None:
     straight = CUT.get(chosen._replace(mirrored=False))
     if straight is not None:
         assert augment(IMAGE[None], Augmentation(1, False), key).tolist() == [[straight]]
-
-
-def test_mirroring_alone_by_hand() -> None:
-    keys = torch.stack([key_of(Draw(0, 0, mirrored), 0) for mirrored in (True, False)])
-    found = augment(IMAGE[None].expand(2, -1, -1, -1), Augmentation(0, True), keys)
-    assert found.tolist() == [[[[3, 2, 1], [6, 5, 4]]], [[[1, 2, 3], [4, 5, 6]]]]
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
@@ -203,14 +169,6 @@ def test_is_padding_cutting_and_mirroring(
     assert torch.equal(images, before)
 
 
-def test_without_crop_and_flip_it_is_the_identity() -> None:
-    images = make_images(20)
-    assert torch.equal(augment(images, Augmentation(), make_keys(20)), images)
-    assert Augmentation() == Augmentation(0, False)
-    source, rows = make_source(augmentation=Augmentation()), torch.arange(20)
-    assert torch.equal(source.vary(rows, make_keys(20)), source.read(rows))
-
-
 @pytest.mark.parametrize("crop", [1, 2, 3, 4, 8, 15, 16, 31, 32, 63, 64])
 def test_the_largest_draw_stays_inside(crop: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number just below 1, times 2 crop + 1, must not be rounded up to a place outside."""
@@ -221,86 +179,6 @@ def test_the_largest_draw_stays_inside(crop: int, monkeypatch: pytest.MonkeyPatc
 
 
 # -------------------- varying, at large
-
-
-@pytest.mark.parametrize(("crop", "flip"), [(2, True), (2, False), (0, True)])
-def test_every_place_and_both_directions_are_equally_frequent(crop: int, flip: bool) -> None:
-    """An image that holds its own coordinates tells where it was cut, and its middle never leaves the picture."""
-    count, height, width = 20_000, 7, 9
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    images = torch.stack([rows, columns]).expand(count, -1, -1, -1)
-    found = augment(images, Augmentation(crop, flip), make_keys(count, seed=1))
-    down = found[:, 0, 3, 4] - 3 + crop
-    right = found[:, 1, 3, 4] - 4 + crop
-    mirrored = found[:, 1, 3, 5] < found[:, 1, 3, 4]
-    places = 2 * crop + 1
-    assert 0 <= int(torch.stack([down, right]).min()) <= int(torch.stack([down, right]).max()) < places
-    cells = ((down * places) + right) * 2 + mirrored
-    counts = torch.bincount(cells, minlength=2 * places**2).reshape(-1, 2)[:, : 1 + flip]
-    assert int(counts.sum()) == count
-    share = count / counts.numel()
-    # Together: the three draws of a sample have nothing to do with each other. Give or take five deviations.
-    assert float((counts - share).abs().max()) < 5 * share**0.5
-
-
-@settings(max_examples=40)
-@given(order=st.permutations(range(8)), kept=st.integers(1, 8), seed=st.integers(0, 10**6))
-def test_a_draw_depends_on_its_key_alone(order: list[int], kept: int, seed: int) -> None:
-    """Not on the order, on who else is there, or on what padding repeats."""
-    images, keys, how = make_images(8, seed=seed), make_keys(8, seed), Augmentation(2, True)
-    whole = augment(images, how, keys)
-    chosen = torch.tensor(order[:kept])
-    assert torch.equal(augment(images[chosen], how, keys[chosen]), whole[chosen])
-    others = make_images(8, seed=seed + 1)
-    others[chosen] = images[chosen]
-    assert torch.equal(augment(others, how, keys)[chosen], whole[chosen])
-    longer, padded = torch.cat([images, images[:1].expand(3, -1, -1, -1)]), torch.cat([keys, make_keys(3, seed + 1)])
-    assert torch.equal(augment(longer, how, padded)[:8], whole)
-
-
-@precision
-def test_bytes_and_numbers_are_varied_alike(dtype: torch.dtype) -> None:
-    source, rows, keys = make_source(dtype=dtype), torch.arange(40), make_keys(40)
-    found = source.vary(rows, keys)
-    assert found.dtype == dtype
-    assert torch.equal(source._replace(samples=source.samples.to(dtype)).vary(rows, keys), found)
-    raw = np.stack([by_hand(source.samples[i].numpy(), 2, draw(keys[i], 2)) for i in range(40)])
-    expected = (torch.from_numpy(raw).to(dtype) - source.mean) / source.std
-    assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    "augmentation", [Augmentation(2, True), Augmentation(0, True), Augmentation(3, False)], ids=str
-)
-def test_many_clients_at_once_are_varied_like_each(augmentation: Augmentation) -> None:
-    source = make_source(augmentation=augmentation)
-    clients = [make_client(source, first, 10) for first in (0, 5, 20)]
-    stacked = stack_clients(clients)
-    keys, ids = make_keys(3), torch.tensor([7, 0, 3, 9])
-    for order in (ids, torch.stack([ids, ids.flip(0), ids + 0])):
-        axis = 0 if order.dim() == 2 else None
-        found = torch.func.vmap(lambda data, ids, key: data.vary(ids, key), (PER_CLIENT, axis, 0))(stacked, order, keys)
-        for i, data in enumerate(clients):
-            assert torch.equal(found[i], data.vary(order[i] if axis == 0 else order, keys[i]))
-    assert not torch.equal(found[0], torch.func.vmap(lambda data: data.x, (PER_CLIENT,))(stacked)[0, ids])
-
-
-def test_nothing_is_read_back() -> None:
-    """On tensors without content a read raises; here a whole pass is traced, alone and mapped."""
-    with FakeTensorMode() as mode:
-        parts = [mode.from_tensor(part) for part in make_source()[:3]]
-        source = Source(parts[0], parts[1], parts[2], Augmentation(2, True))
-        rows, y, mask = torch.zeros(7, dtype=torch.int64), torch.zeros(7, dtype=torch.int64), torch.ones(7) > 0
-        read = list(batches(ClientData(source, rows, y, mask), 3, 2, torch.tensor(5)))
-        assert [tuple(batch.x.shape) for batch in read] == 2 * [(3, 3, 6, 5), (3, 3, 6, 5), (1, 3, 6, 5)]
-
-        def vary(data: ClientData, key: Tensor) -> Tensor:
-            return data.vary(torch.arange(4), key)
-
-        stacked = ClientData(source, rows.expand(2, -1), y.expand(2, -1), mask.expand(2, -1))
-        found = torch.func.vmap(vary, (PER_CLIENT, 0))(stacked, torch.zeros(2, dtype=torch.int64))
-        assert tuple(found.shape) == (2, 4, 3, 6, 5)
-        assert found.dtype == torch.float32
 
 
 # -------------------- clients
@@ -317,23 +195,6 @@ def test_a_clients_samples_are_varied_by_its_key_and_their_place() -> None:
     assert torch.equal(found, source.vary(data.rows[ids], torch.stack([fold(key, "augment", i) for i in ids])))
     assert not torch.equal(found, data.vary(ids, make_key(9)))
     assert torch.equal(data.x, source.read(data.rows))
-
-
-def real(read: Iterator[Batch]) -> list[Batch]:
-    """Return the batches that hold somebody."""
-    return [batch for batch in read if bool(batch.mask.any())]
-
-
-@settings(max_examples=30)
-@given(samples=st.integers(1, 15), padding=st.integers(0, 12), batch_size=st.integers(1, 8), seed=st.integers(0, 10**6))
-def test_padding_does_not_change_what_is_varied(samples: int, padding: int, batch_size: int, seed: int) -> None:
-    data, key = make_client(make_source(), 1, samples), make_key(seed)
-    alone = list(batches(data, batch_size, 2, key))
-    padded = real(batches(pad(data, samples + padding), batch_size, 2, key))
-    for mine, other in zip(alone, padded, strict=True):
-        assert torch.equal(mine.x, other.x[other.mask])
-        assert torch.equal(mine.ids, other.ids[other.mask])
-        assert torch.equal(mine.x, data.vary(mine.ids, mine.key))
 
 
 def test_every_pass_varies_anew() -> None:
@@ -372,28 +233,6 @@ def test_clients_with_own_sources_come_to_share_one(sizes: tuple[int, ...]) -> N
         assert torch.equal(after.y, before.y)
         ids, key = torch.arange(len(before.y)), make_key(4)
         assert torch.equal(after.vary(ids, key), before.vary(ids, key))
-
-
-def test_sharing_copies_no_more_than_it_must() -> None:
-    source = make_source()
-    clients = [make_client(source, i, 4) for i in range(3)]
-    assert all(after is before for after, before in zip(share_source(clients), clients, strict=True))
-    (own,) = as_own_sources([make_client(source, 9, 5)])
-    mixed = share_source([clients[0], own, clients[1]])
-    assert len(mixed[0].source.samples) == 4 + 5 + 4
-    assert mixed[0].source.samples.dtype == torch.uint8
-    assert mixed[0].source.augmentation == source.augmentation
-    for before, after in zip((clients[0], own, clients[1]), mixed, strict=True):
-        assert after.source is mixed[0].source
-        assert torch.equal(after.x, before.x)
-
-
-def test_padding_survives_sharing() -> None:
-    padded = pad(as_own_sources([make_client(make_source(), 0, 3)])[0], 5)
-    first, second = share_source([padded, as_own_sources([make_client(make_source(), 1, 5)])[0]])
-    assert first.mask.tolist() == [True] * 3 + [False] * 2
-    assert torch.equal(first.x, padded.x)
-    assert bool(second.mask.all())
 
 
 # -------------------- prototypes
@@ -437,17 +276,3 @@ def test_prototypes_of_varied_samples() -> None:
     assert torch.equal(prototypes(varied, data, key), found)
     assert float((prototypes(varied, data, make_key(4)) - found).abs().max()) > 1e-2
     assert torch.equal(prototypes(plain, data, make_key(4)), prototypes(plain, data, key))
-
-
-def test_prototypes_of_a_data_set_that_is_not_varied() -> None:
-    data = make_client(make_source(augmentation=Augmentation()), 0, 14)
-    assert torch.equal(*(prototypes(method, data, make_key(3)) for method in (fedmate(proto_augment=True), fedmate())))
-
-
-def test_how_many_are_looked_at_at_once_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, model = make_client(make_source(), 0, 14), fedmate().setup.model
-    together = metrics.all_features(model, model.init_params(), data, make_key(3))
-    monkeypatch.setattr(metrics, "CHUNK", 4)
-    apart = metrics.all_features(model, model.init_params(), data, make_key(3))
-    torch.testing.assert_close(apart, together, rtol=0, atol=1e-6)
-    assert not torch.allclose(together, metrics.all_features(model, model.init_params(), data), atol=1e-2)

@@ -23,7 +23,6 @@ from fedmate.core import (
 from fedmate.methods.ditto import Ditto
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.local import Local
-from fedmate.models import MODELS
 
 # -------------------- by hand
 
@@ -106,20 +105,6 @@ def test_without_a_pull_personal_models_are_locals_bit_for_bit(buffers: BufferPo
         assert losses[0] == losses[1]
 
 
-def test_a_strong_pull_leaves_personal_models_where_the_server_was() -> None:
-    """Steps of eta lambda = 0.5 halve the distance each time, whatever the loss says."""
-    model = normed_model()
-    training = Training(batch_size=5, epochs=30, learning_rate=1e-7, momentum=0.0, weight_decay=0.0)
-    method = Ditto(setup=Setup(model, 3, 1, training), proximal_weight=5e6)
-    params = model.init_params()
-    client = method.init_client(params, make_key(0))
-    download = {p: {n: t + 0.5 for n, t in params[p].items()} for p in ("extractor", "classifier")}
-    download["buffers"] = params["buffers"]
-    trained = method.local_update(client, download, CLIENTS[0], make_key(1)).params
-    for part in ("extractor", "classifier"):
-        assert_close(trained[part], download[part], rtol=0, atol=1e-5)
-
-
 # -------------------- two models
 
 
@@ -149,38 +134,6 @@ def test_a_personal_model_has_statistics_of_its_own(buffers: BufferPolicy) -> No
     download = method.download(server, torch.tensor(0))
     received = {part: tree for part, tree in download.items() if part in method.wire(0).down}
     assert_close(method.personal_params(one, received), one["personal_model"], rtol=0, atol=0)
-
-
-def test_the_personal_model_stays_and_is_what_is_evaluated() -> None:
-    method = Ditto(setup=Setup(normed_model(), 3, 1, TRAINING))
-    params = method.setup.model.init_params()
-    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
-    # In the second round of a client its two models start from different points.
-    for t in range(2):
-        result = method.local_update(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(t))
-        client = result.client
-    assert_close(result.params, client["personal_model"], rtol=0, atol=0)
-    assert not torch.equal(result.upload["extractor"]["0.weight"], result.params["extractor"]["0.weight"])
-    assert set(result.upload) == {"extractor", "classifier", "buffers", "num_samples"}
-    assert method.global_params(server) == server
-
-
-def test_a_client_that_never_took_part_holds_the_initial_model() -> None:
-    model = normed_model()
-    backend, _ = run(Ditto(setup=Setup(model, 3, 1, TRAINING)), CLIENTS, 1)
-    assert_close(backend.clients[0]["personal_model"], model.init_params(), rtol=0, atol=0)
-
-
-def test_the_ledger_on_the_cifar_network() -> None:
-    architecture = MODELS["cifar_cnn"]()
-    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
-    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([3, 8]))
-    method = Ditto(setup=Setup(model, 10, 1, Training(epochs=0)))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
-    assert report.down == {"extractor": 4 * 106_400, "classifier": 4 * 1_290}
-    assert report.up == {**report.down, "bookkeeping": 8}
 
 
 # -------------------- settings

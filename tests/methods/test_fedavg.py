@@ -107,43 +107,6 @@ def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy)
         assert mine.reports[0].loss_after == other.reports[0].loss_after
 
 
-def test_shared_buffers_are_averaged_like_the_rest() -> None:
-    model = normed_model("shared")
-    method = FedAvg(setup=Setup(model, 3, 3, TRAINING))
-    backend, (result,) = run(method, CLIENTS, 1, everybody=True)
-    sizes = torch.tensor([5, 2, 4])
-    for name, average in result.server["buffers"].items():
-        own = torch.stack([client["buffers"][name] for client in backend.clients])
-        assert_close(average, (own * sizes[:, None]).sum(0) / 11, rtol=0, atol=1e-12)
-        assert not torch.allclose(own[0], own[1])
-    assert all("buffers" in report.down and "buffers" in report.up for report in result.reports)
-    received = {"buffers": result.server["buffers"]}
-    assert method.personal_params(backend.clients[0], received)["buffers"] is result.server["buffers"]
-
-
-def test_private_buffers_stay_with_the_client() -> None:
-    model = normed_model("private")
-    method = FedAvg(setup=Setup(model, 3, 3, TRAINING))
-    backend, results = run(method, CLIENTS, 2, everybody=True)
-    initial, means = model.init_params()["buffers"], [c["buffers"]["1.running_mean"] for c in backend.clients]
-    assert_close(results[-1].server["buffers"], initial, rtol=0, atol=0)
-    assert not torch.equal(means[0], means[1])
-    assert not torch.equal(means[0], initial["1.running_mean"])
-    assert not any("buffers" in {**report.down, **report.up} for report in results[-1].reports)
-    # There is no set of statistics that fits the average.
-    assert results[-1].views["global"] is None
-    download = {part: results[-1].server[part] for part in ("extractor", "classifier")}
-    assert method.personal_params(backend.clients[1], download)["buffers"] is backend.clients[1]["buffers"]
-
-
-def test_dropped_buffers_do_not_exist() -> None:
-    model = normed_model("dropped")
-    backend, results = run(FedAvg(setup=Setup(model, 3, 3, TRAINING)), CLIENTS, 1, everybody=True)
-    assert results[-1].server["buffers"] == {}
-    assert [client["buffers"] for client in backend.clients] == [{}, {}, {}]
-    assert not any("buffers" in {**report.down, **report.up} for report in results[-1].reports)
-
-
 def test_the_tuned_view_is_the_global_model_with_another_classifier() -> None:
     model = normed_model("shared")
     setup, params = Setup(model, 3, 3, TRAINING), model.init_params()

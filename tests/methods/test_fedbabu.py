@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round
-from fedmate.backends.client import adapt_client
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
@@ -29,19 +27,12 @@ from fedmate.core import (
 from fedmate.errors import UserError
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedbabu import FedBABU
-from fedmate.models import MODELS
 
 Array = NDArray[np.float64]
 
 
 def make(model: Model, training: Training = TRAINING, **options: Any) -> FedBABU:
     return FedBABU(setup=Setup(model, 3, 3, training), **options)
-
-
-def held(method: FedBABU, client: Tree, server: Tree) -> Tree:
-    """Return what a client holds after a broadcast, of the parts that cross."""
-    download = method.download(server, torch.tensor(0))
-    return method.personal_params(client, {p: tree for p, tree in download.items() if p in method.wire(0).down})
 
 
 # -------------------- by hand
@@ -130,15 +121,6 @@ def test_fine_tuning_with_the_rate_of_training_is_a_round_of_fedavg(buffers: Buf
     assert_close(method.personalise(params, CLIENTS[0], make_key(1)), result.params, rtol=0, atol=0)
 
 
-def test_without_fine_tuning_pre_is_the_global_model() -> None:
-    _, results = run(make(normed_model(), tuning_epochs=0), CLIENTS, 2)
-    for result in results:
-        pre, common = result.views["pre"], result.views["global"]
-        assert pre is not None
-        assert_close(pre, common, rtol=0, atol=0)
-        assert_close(result.views["classifier_tuned"], common, rtol=0, atol=0)
-
-
 # -------------------- the classifier
 
 
@@ -173,32 +155,6 @@ def test_fine_tuning_moves_everything_and_nothing_of_the_federation() -> None:
     assert_close(params, model.init_params(), rtol=0, atol=0)
 
 
-def test_the_tuned_view_has_another_classifier_and_nothing_else() -> None:
-    model = normed_model()
-    method, params = make(model, tuning_epochs=1), model.init_params()
-    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
-    views = method.extra_views(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(1))
-    assert set(views) == {"classifier_tuned"}
-    for part in ("extractor", "buffers"):
-        assert_close(views["classifier_tuned"][part], params[part], rtol=0, atol=0)
-    assert not torch.allclose(views["classifier_tuned"]["classifier"]["weight"], params["classifier"]["weight"])
-
-
-def test_a_newcomer_trains_the_extractor_and_then_tunes_everything() -> None:
-    model = normed_model()
-    method = make(model, tuning_epochs=1)
-    _, results = run(method, CLIENTS, 1)
-    client = method.init_client(model.init_params(), make_key(8))
-    download = method.download(results[-1].server, torch.tensor(-1))
-    untuned = replace(method, tuning_epochs=0)
-    with torch.no_grad():
-        whole, part = (adapt_client(m, client, download, CLIENTS[1], make_key(9)) for m in (method, untuned))
-    assert_close(whole.before, results[-1].server, rtol=0, atol=0)
-    assert_close(part.after["classifier"], model.init_params()["classifier"], rtol=0, atol=0)
-    assert not torch.allclose(part.after["extractor"]["0.weight"], part.before["extractor"]["0.weight"])
-    assert not torch.allclose(whole.after["classifier"]["weight"], part.after["classifier"]["weight"])
-
-
 def test_a_classifier_of_zeros_is_refused() -> None:
     classifier = nn.Linear(2, 3)
     nn.init.zeros_(classifier.weight)
@@ -210,34 +166,6 @@ def test_a_classifier_of_zeros_is_refused() -> None:
 
 
 # -------------------- what crosses
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = make(model, tuning_epochs=0)
-    backend, results = run(method, CLIENTS, 2)
-    server, own = results[-1].server, backend.clients[0]
-    assert ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down)
-    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
-    assert_close(held(method, own, server)["buffers"], (server if buffers == "shared" else own)["buffers"])
-    assert (results[-1].views["global"] is None) == (buffers == "private")
-    if buffers != "dropped":
-        initial = model.init_params()["buffers"]["1.running_mean"]
-        assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
-        assert not torch.equal(own["buffers"]["1.running_mean"], initial)
-
-
-def test_the_ledger_on_the_cifar_network() -> None:
-    architecture = MODELS["cifar_cnn"]()
-    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
-    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([3, 8]))
-    method = FedBABU(setup=Setup(model, 10, 1, Training(epochs=0)))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
-    assert report.down == {"extractor": 4 * 106_400}
-    assert report.up == {"extractor": 4 * 106_400, "bookkeeping": 8}
 
 
 # -------------------- settings

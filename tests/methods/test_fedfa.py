@@ -14,12 +14,9 @@ from torch.testing import assert_close
 
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.components.feature_anchors import calibration_loss
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
-    LocalResult,
     Method,
     Model,
     Setup,
@@ -31,13 +28,11 @@ from fedmate.core import (
     data,
     make_key,
     normal,
-    pad,
     select,
 )
 from fedmate.errors import UserError
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedfa import FedFA
-from fedmate.models import MODELS
 
 Numbers = npt.NDArray[np.float64]
 
@@ -56,12 +51,6 @@ def make(buffers: BufferPolicy = "shared", training: Training = TRAINING, **opti
 
 def begin(method: Method, clients: int = 1) -> Tree:
     return method.init_server(method.setup.model.init_params(), clients, make_key(4))
-
-
-def update(method: FedFA, own: ClientData, server: Tree | None = None) -> LocalResult:
-    """Train one client in its first round."""
-    client = method.init_client(method.setup.model.init_params(), make_key(0))
-    return method.local_update(client, begin(method) if server is None else server, own, make_key(3))
 
 
 def run(method: Method, rounds: int) -> tuple[Sequential, list[RoundResult]]:
@@ -195,19 +184,6 @@ def test_without_its_losses_it_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> N
         assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("option", ["anchor_weight", "calibration_learning_rate"])
-def test_each_of_its_losses_changes_the_model(option: str) -> None:
-    off: dict[str, Any] = {"anchor_weight": 0.0, "calibration_learning_rate": 0.0}
-    plain, changed = (run(make(**options), 1)[1][0].server["extractor"] for options in (off, off | {option: 0.1}))
-    assert not torch.equal(plain["0.weight"], changed["0.weight"])
-
-
-def test_where_every_batch_holds_every_class_the_divisors_agree() -> None:
-    whole = Training(batch_size=8, epochs=2, learning_rate=0.1)
-    own, every = (update(make(training=whole, divide_by=by), CLIENTS[0]).upload for by in ("own", "all"))
-    assert_close(own, every, rtol=0, atol=0)
-
-
 # -------------------- anchors
 
 
@@ -224,74 +200,7 @@ def test_anchors_follow_the_means_of_features_and_absent_classes_stay() -> None:
     assert torch.equal(found[2], server["anchors"][2])
 
 
-def test_momentum_one_and_no_epochs_leave_the_anchors() -> None:
-    for method in (make(anchor_momentum=1.0), make(training=Training(epochs=0))):
-        server = begin(method)
-        assert_close(update(method, CLIENTS[2], server).upload["anchors"], server["anchors"], rtol=0, atol=0)
-    assert not update(method, CLIENTS[2], server).diagnostics["prototypes"].any(), "without an epoch there is no mean"
-
-
-def test_clients_that_lack_a_class_pull_its_anchor_back_by_their_size() -> None:
-    """Class 2 is held by client 2 alone, with 4 of 11 samples."""
-    method = make()
-    server = begin(method, 3)
-    backend = Sequential(method, Federation(CLIENTS, TEST, CLASSES), make_key(4), workers=1)
-    mixed = backend.run_round(server, Round(0, (0, 1, 2), evaluate=False)).server["anchors"]
-    alone = Sequential(method, Federation(CLIENTS, TEST, CLASSES), make_key(4), workers=1)
-    sent = alone.run_round(server, Round(0, (2,), evaluate=False)).server["anchors"]
-    assert_close(mixed[2], (7 * server["anchors"][2] + 4 * sent[2]) / 11)
-
-
-def test_calibration_teaches_the_classifier_alone_to_recognise_the_anchors() -> None:
-    still = Training(batch_size=2, epochs=3, learning_rate=0.0)
-    method = make(training=still, calibration_learning_rate=0.01)
-    server = begin(method)
-    params = update(method, CLIENTS[0], server).params
-    assert_close(params["extractor"], server["extractor"], rtol=0, atol=0)
-    before, after = (
-        calibration_loss(method.setup.model, classifier, server["anchors"])
-        for classifier in (server["classifier"], params["classifier"])
-    )
-    assert after < before
-
-
-def test_padding_ends_epochs_where_they_end() -> None:
-    """Twelve rows make six batches, of which three are real: epochs and divisors are those of five samples."""
-    method = make(divide_by="all")
-    plain, padded = update(method, CLIENTS[0]), update(method, pad(CLIENTS[0], 12))
-    assert_close(padded, plain, rtol=0, atol=1e-12)
-
-
 # -------------------- what crosses and what stays
-
-
-def test_the_ledger_on_cifar() -> None:
-    """The model's 107,690 numbers and 1,280 of anchors, each way."""
-    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
-    own = client_data(normal(make_key(0), (2, 3, 32, 32)), torch.tensor([0, 7]))
-    method = FedFA(setup=Setup(model, 10, 1, Training(batch_size=2, epochs=1)))
-    backend = Sequential(method, Federation((own,), own, 10), make_key(0), workers=1)
-    result = backend.run_round(begin(method), Round(0, (0,), evaluate=False))
-    [report] = result.reports
-    numbers = {"extractor": 4 * 106_400, "classifier": 4 * 1_290, "anchors": 4 * 1_280}
-    assert sum(numbers.values()) == 4 * 108_970
-    assert report.down == numbers
-    assert report.up == {**numbers, "bookkeeping": 8}
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    method = make(buffers)
-    backend, results = run(method, 2)
-    start = method.setup.model.init_params()["buffers"]["1.running_mean"]
-    moved = not torch.equal(results[-1].server["buffers"]["1.running_mean"], start)
-    assert moved == (buffers == "shared")
-    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
-    received = select(method.download(results[-1].server, torch.tensor(2)), method.wire(2).down)
-    held = method.personal_params(backend.clients[2], received)
-    assert_close(held["buffers"], (results[-1].server if moved else backend.clients[2])["buffers"], rtol=0, atol=0)
-    assert set(held) == set(MODEL_PARTS)
-    assert not torch.equal(backend.clients[2]["buffers"]["1.running_mean"], start)
 
 
 def test_a_classifier_of_several_layers_is_refused() -> None:
@@ -299,20 +208,3 @@ def test_a_classifier_of_several_layers_is_refused() -> None:
     model = Model(layers, classifier="2")
     with pytest.raises(UserError, match="`classifier` must be a single linear layer"):
         FedFA(setup=Setup(model, CLASSES, 1, TRAINING)).prepare(model)
-
-
-def test_defaults_and_the_authors_setting() -> None:
-    method = make()
-    assert (method.anchor_weight, method.anchor_momentum, method.calibration_learning_rate) == (0.1, 0.5, 1e-3)
-    assert (method.divide_by, method.primary_view) == ("own", "post")
-    assert FedFA.presets["authors"] == {
-        "method": {
-            "anchor_weight": 0.1,
-            "anchor_momentum": 0.5,
-            "calibration_learning_rate": 1e-3,
-            "divide_by": "all",
-        },
-        "training": {"batch_size": 64, "epochs": 5, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 1e-3},
-    }
-    with pytest.raises(UserError, match=r"`method.anchor_momentum` is 1.5"):
-        make(anchor_momentum=1.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from fedmate.backends.base import ClientReport, Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.components.classification_fusion import FusedClassifier, Fusion, train_classifier
 from fedmate.core import (
-    BOOKKEEPING,
     BufferPolicy,
     ClientData,
     Federation,
@@ -29,7 +27,6 @@ from fedmate.core import (
     Setup,
     Training,
     Tree,
-    all_finite,
     client_data,
     flatten,
     leaves,
@@ -40,7 +37,6 @@ from fedmate.core import (
     tree_map,
 )
 from fedmate.experiment.communication import CommunicationCost
-from fedmate.methods import METHODS
 from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedrep import FedRep
 from fedmate.models.cnn import CifarCNN
@@ -311,39 +307,7 @@ def test_with_every_weight_0_it_is_fedrep(buffers: BufferPolicy, options: dict[s
             assert_close(found.views[view], expected.views[view], rtol=0, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("options", [{"centre_weight": 0.8}, {"fusion_weight": 0.6}, {"cft": "period:2"}])
-def test_with_one_weight_it_is_not_fedrep(options: dict[str, Any]) -> None:
-    ours = make(**{"centre_weight": 0.0, "fusion_weight": 0.0, "cft": "all", **options})
-    theirs = FedRep(setup=ours.setup, classifier_learning_rate=0.1)
-    assert differ(Run(ours).everybody(3).personal(), Run(theirs).everybody(3).personal())
-
-
 # -------------------- ablations
-
-
-OFF: dict[str, Any] = {"mps": False, "cci": False, "ccf": False, "centre_weight": 0.0, "cft": "all"}
-MPS: dict[str, Any] = {"mps": True, "centre_weight": 0.8}
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "backbone": OFF,
-    "CFT": {**OFF, "cft": "cft"},
-    "MPS": {**OFF, **MPS},
-    "CCI": {**OFF, "cci": True, "classifier_start": "global"},
-    "CCF": {**OFF, "ccf": True},
-    "MPS + CFT": {**OFF, **MPS, "cft": "cft"},
-    "CCI + CCF": {**OFF, "cci": True, "ccf": True},
-    "FedMate": {},
-}
-"""The rows of the paper's ablation tables."""
-
-
-def test_every_ablation_is_a_configuration_of_its_own() -> None:
-    ends = {name: Run(make(rounds=5, **options)).everybody(4).personal() for name, options in ABLATIONS.items()}
-    for end in ends.values():
-        assert all_finite(end)
-    for one, other in combinations(ends, 2):
-        assert differ(ends[one], ends[other]), (one, other)
-    theirs = FedRep(setup=make(rounds=5).setup, classifier_learning_rate=0.1)
-    assert_close(ends["backbone"], Run(theirs).everybody(4).personal(), rtol=0, atol=1e-12)
 
 
 def test_without_mps_prototypes_are_averaged_by_class_counts() -> None:
@@ -423,44 +387,6 @@ def test_alternating_is_a_pass_of_each_in_turn() -> None:
     assert_close(found.params, expected.params, rtol=0, atol=1e-12)
 
 
-def test_presets_and_defaults() -> None:
-    assert METHODS["fedmate"] is FedMate
-    assert FedMate.presets == {"authors": {"method": {"classifier_learning_rate": 0.1}}}
-    assert FedMate.primary_view == "pre"
-    options = {name: value for name, value in vars(make()).items() if name != "setup"}
-    assert options == {
-        "absent_share": 0.0,
-        "calibration": 0.0,
-        "own_prior": False,
-        "server_momentum": 0.0,
-        "fusion_until": 1.0,
-        "integration_on": "global",
-        "normalised_centres": False,
-        "mask_unknown": False,
-        "classifier_epochs": 1,
-        "classifier_learning_rate": 0.1,
-        "centre_weight": 0.8,
-        "fusion_weight": 0.6,
-        "mps": True,
-        "cci": True,
-        "ccf": True,
-        "cft": "cft",
-        "kappa": "shrink",
-        "beta": "softmax",
-        "similarity": "cosine",
-        "reduction": "mean",
-        "fusion_reduction": "mean",
-        "classifier_start": "own",
-        "alternate": False,
-        "discriminator": "bce",
-        "discriminator_learning_rate": 1e-3,
-        "integration_steps": 1,
-        "integration_learning_rate": 0.01,
-        "own_prototypes": False,
-        "proto_augment": False,
-    }
-
-
 def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
     """In round 0 nothing is known: the centre loss is off, unless the client centres on itself."""
     plain = [Run(make(centre_weight=weight)).everybody(1).personal() for weight in (0.0, 0.8)]
@@ -473,118 +399,7 @@ def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
 # -------------------- round 0 and awkward clients
 
 
-def test_round_0_teaches_the_classifier_its_own_prototypes_and_nothing_adversarial() -> None:
-    """kappa and D_cl's kind do not matter yet, lambda_c does; the extractor is trained by cross-entropy."""
-    variants: list[dict[str, Any]] = [{}, {"kappa": "grow"}, {"discriminator": "wgan_gp"}]
-    runs = [Run(make(**options)).everybody(1) for options in variants]
-    for other in runs[1:]:
-        assert_close(other.personal(), runs[0].personal(), rtol=0, atol=0)
-    assert differ(Run(make(fusion_weight=0.0)).everybody(1).personal(), runs[0].personal())
-    assert (runs[0].results[0].diagnostics["clients"]["losses"] == 0).all()
-    assert differ(runs[0].servers[1]["extractor"], runs[0].servers[0]["extractor"])
-    for before, after in zip(Run(make()).clients, runs[0].clients, strict=True):
-        assert_close(after["discriminators"], before["discriminators"], rtol=0, atol=0)
-    later = runs[0].everybody(1)
-    assert (later.results[1].diagnostics["clients"]["losses"] > 0).all()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"beta": "probability", "similarity": "exp_cosine", "discriminator": "wgan_gp"},
-        {"beta": "raw", "reduction": "sum", "own_prototypes": True, "classifier_start": "global"},
-        {"cci": False, "mps": False, "alternate": True},
-    ],
-)
-def test_a_class_nobody_holds_and_a_client_with_one_class(options: dict[str, Any]) -> None:
-    run = Run(make(**options)).everybody(4, evaluate=True)
-    for t, server in enumerate(run.servers):
-        assert server["known"].tolist() == ([True, True, True, False] if t else [False] * 4)
-        assert (server["prototypes"][3] == 0).all()
-        assert all_finite(server)
-    for result in run.results:
-        assert all(report.valid for report in result.reports)
-        assert all_finite(result.diagnostics)
-    assert all_finite(stack(run.clients))
-    only = run.servers[1]["diagnostics"]
-    for name in ("size", "closeness", "verdict", "weights"):
-        assert (only[name][1, [0, 2, 3]] == 0).all()
-        assert_close(only[name].sum(0), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64))
-
-
-def test_the_row_of_a_class_nobody_holds_is_the_old_one() -> None:
-    run = Run(make(integration_steps=0)).everybody(2)
-    for name, start in run.servers[0]["classifier"].items():
-        assert_close(run.servers[-1]["classifier"][name][3], start[3], rtol=0, atol=0)
-        assert not torch.allclose(run.servers[-1]["classifier"][name][:3], start[:3])
-
-
-def test_a_federation_in_which_everybody_holds_one_class() -> None:
-    clients = tuple(samples(i, [i] * (i + 1)) for i in range(3))
-    run = Run(make(integration_steps=0), Federation(clients, FEDERATION.test, CLASSES)).everybody(3)
-    assert all_finite(run.servers[-1])
-    sent = run.results[-1].diagnostics["clients"]["prototypes"]
-    for k in range(3):
-        assert_close(run.servers[-1]["prototypes"][k], sent[k, k])
-        for name, tensor in run.servers[-1]["classifier"].items():
-            assert_close(tensor[k], run.clients[k]["classifier"][name][k])
-
-
 # -------------------- aggregation
-
-
-def test_aggregation_leaves_out_whoever_is_not_valid_whatever_was_sent() -> None:
-    method = make(cft="all")
-    run = Run(method).everybody(1)
-    server = run.servers[-1]
-    uploads = [
-        method.local_update(
-            run.clients[i], method.download(server, torch.tensor(i)), FEDERATION.clients[i], make_key(i)
-        ).upload
-        for i in range(3)
-    ]
-    uploads = [select(upload, method.wire(1).up) for upload in uploads]
-    broken = {**tree_map(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, uploads[1])}
-    ids, valid = torch.tensor([0, 1, 2]), torch.tensor([True, False, True])
-    found = method.aggregate(server, stack([uploads[0], broken, uploads[2]]), ids, valid)
-    expected = method.aggregate(server, stack([uploads[0], uploads[2]]), ids[[0, 2]], valid[[0, 2]])
-    assert all_finite(found)
-    assert_close(found, expected, rtol=0, atol=1e-12)
-    assert differ(found, method.aggregate(server, stack(uploads), ids, torch.ones(3, dtype=torch.bool)))
-
-
-def test_rows_of_classes_a_valid_client_does_not_hold_may_hold_anything() -> None:
-    method = make(cft="all")
-    run = Run(method).everybody(1)
-    server, ids, valid = run.servers[-1], torch.tensor([0, 1]), torch.tensor([True, True])
-    results = [
-        method.local_update(
-            run.clients[i], method.download(server, torch.tensor(i)), FEDERATION.clients[i], make_key(i)
-        )
-        for i in range(2)
-    ]
-    uploads = stack([select(result.upload, method.wire(1).up) for result in results])
-    clean = method.aggregate(server, uploads, ids, valid)
-    prototypes = uploads["prototypes"].clone()
-    prototypes[1, [0, 2, 3]] = torch.nan
-    assert_close(method.aggregate(server, {**uploads, "prototypes": prototypes}, ids, valid), clean, rtol=0, atol=0)
-
-
-def test_nobody_valid_leaves_everything_but_the_round() -> None:
-    method = make(cft="all")
-    run = Run(method).everybody(1)
-    server = run.servers[-1]
-    result = method.local_update(
-        run.clients[0], method.download(server, torch.tensor(0)), FEDERATION.clients[0], make_key(0)
-    )
-    broken = tree_map(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, result.upload)
-    uploads = stack([select(broken, method.wire(1).up)])
-    after = method.aggregate(server, uploads, torch.tensor([0]), torch.tensor([False]))
-    kept = ("extractor", "classifier", "buffers", "prototypes", "known")
-    assert_close(select(after, kept), select(server, kept), rtol=0, atol=0)
-    assert after["round"] == server["round"] + 1
-    assert all_finite(after)
 
 
 def test_the_verdict_is_the_previous_global_classifiers() -> None:
@@ -625,14 +440,6 @@ def test_partial_participation() -> None:
         assert_close(run.clients[i], before[i], rtol=0, atol=0)
     assert differ(run.clients[1], before[1])
     assert len(run.results[1].reports) == 1
-
-
-def test_a_class_first_held_later_becomes_known_later() -> None:
-    run = Run(make()).go((1,), (0, 2))
-    assert run.servers[1]["known"].tolist() == [False, True, False, False]
-    assert (run.servers[1]["prototypes"][[0, 2, 3]] == 0).all()
-    assert run.servers[2]["known"].tolist() == [True, True, True, False]
-    assert all_finite(run.servers[2])
 
 
 # -------------------- what crosses
@@ -699,33 +506,6 @@ def test_a_skipped_round_is_trained_from_the_clients_own_extractor() -> None:
     assert_close(ends[0], ends[1], rtol=0, atol=0)
 
 
-def test_null_never_mixes_extractors_after_the_start() -> None:
-    run = Run(make(cft="null")).everybody(3)
-    assert_close(run.servers[-1]["extractor"], run.servers[0]["extractor"], rtol=0, atol=0)
-    assert [("extractor" in result.reports[0].down, "extractor" in result.reports[0].up) for result in run.results] == [
-        (True, False),
-        (False, False),
-        (False, False),
-    ]
-
-
-def test_messages_hold_what_is_announced_and_no_diagnostics() -> None:
-    method = make(cft="all")
-    run = Run(method).everybody(2)
-    download = method.download(run.servers[-1], torch.tensor(0))
-    assert (
-        set(download) == {"extractor", "buffers", "classifier", "prototypes", "known", "round"} == method.wire(1).down
-    )
-    newcomer = method.download(run.servers[-1], torch.tensor(-1))
-    assert_close(newcomer, download, rtol=0, atol=0)
-    result = method.local_update(run.clients[0], download, FEDERATION.clients[0], make_key(0))
-    assert set(result.upload) == method.wire(1).up
-    for report in run.results[-1].reports:
-        for items in (report.down, report.up):
-            assert set(items) == {"extractor", "buffers", "classifier", "prototypes", "bookkeeping"}
-    assert {"known", "round", "class_counts"} <= BOOKKEEPING
-
-
 # -------------------- diagnostics and views
 
 
@@ -752,24 +532,3 @@ def test_diagnostics_are_by_client_id_with_zeros_for_those_who_stayed_away() -> 
     assert {name: tensor.shape for name, tensor in clients.items()} == {"losses": (2, 3), "prototypes": (2, CLASSES, 2)}
     weights = second["weights"][[0, 2], :3, None]
     assert_close(run.servers[-1]["prototypes"][:3], (weights * clients["prototypes"][:, :3]).sum(0))
-
-
-def test_views() -> None:
-    run = Run(make(), seed=1).everybody(2, evaluate=True)
-    assert set(run.results[-1].views) == {"pre", "post", "global"}
-    server = run.servers[-1]
-    found = run.method.global_params(server)
-    assert found is not None
-    assert set(found) == {"extractor", "classifier", "buffers"}
-    assert_close(found, select(server, found), rtol=0, atol=0)
-
-
-def test_discriminators_belong_to_a_client() -> None:
-    run = Run(make())
-    first, second = (client["discriminators"] for client in run.clients[:2])
-    for one, other in zip(leaves(first), leaves(second), strict=True):
-        assert not torch.equal(one, other)
-    for one, other in zip(leaves(first["prototype"]), leaves(first["classifier"]), strict=True):
-        assert not torch.equal(one, other)
-    for client in run.clients:
-        assert_close(select(client, ("extractor", "classifier", "buffers")), run.method.setup.model.init_params())

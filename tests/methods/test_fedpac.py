@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.components.test_collaboration import by_supports
+from tests.components.test_classifier_collaboration import by_supports
 from tests.methods.small import TRAINING, normed_model, sequences
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.backends.vectorised import Vectorised
 from fedmate.components.classifier_collaboration import VARIANCE_FLOOR, combining_weights, drop_small
 from fedmate.core import (
     BufferPolicy,
@@ -27,7 +25,6 @@ from fedmate.core import (
     Setup,
     Training,
     Tree,
-    all_finite,
     client_data,
     make_key,
     normal,
@@ -35,12 +32,10 @@ from fedmate.core import (
     tree_map,
     uniform,
 )
-from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.methods import fedpac
 from fedmate.methods.fedpac import FedPAC
 from fedmate.methods.fedrep import FedRep
-from fedmate.models import MODELS
 
 Numbers = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -204,13 +199,6 @@ def test_two_rounds_by_hand() -> None:
         assert_close(found, tuple(map(torch.from_numpy, expected)), rtol=0, atol=1e-9)
 
 
-def test_the_rounds_by_hand_tell() -> None:
-    """Weights are shared, and some are dropped: with another threshold they are others."""
-    weights = [state[-1] for state in rounds_by_hand()]
-    assert all(((w > 0.1) & (w < 0.9)).sum() >= 4 for w in weights)
-    assert any((w[np.ix_(cohort, cohort)] == 0).any() for w, cohort in zip(weights, COHORTS, strict=True))
-
-
 # -------------------- alignment
 
 
@@ -220,11 +208,6 @@ def update(method: FedPAC, server: Tree, i: int) -> Tree:
     received = select(method.download(server, torch.tensor(i)), method.wire(0).down)
     with torch.no_grad():
         return method.local_update(client, received, CLIENTS[i], make_key(3)).upload
-
-
-def test_features_are_drawn_nowhere_before_there_is_a_prototype() -> None:
-    method, other = make(alignment_weight=5.0), make(alignment_weight=0.0)
-    assert_close(update(method, start(method), 0), update(other, start(other), 0), rtol=0, atol=1e-12)
 
 
 def test_features_are_drawn_to_prototypes() -> None:
@@ -320,32 +303,6 @@ def test_every_participant_gets_its_own_combination_and_the_others_keep_theirs()
         assert_close(found["diagnostics"]["weights"], recorded, rtol=0, atol=1e-9)
 
 
-def test_a_second_round_replaces_the_rows_of_its_own_participants_alone() -> None:
-    method, uploads = make(), uploads_of(2)
-    first = aggregate(method, start(method, 4), uploads, [0, 2])
-    second = aggregate(method, first, uploads, [2, 3])
-    weight = [server["classifiers"]["weight"] for server in (first, second)]
-    assert_close(weight[1][0], weight[0][0], rtol=0, atol=0)
-    assert_close(weight[1][1], weight[0][1], rtol=0, atol=0)
-    # The first row of the stack was client 0, and is client 2 now.
-    assert_close(weight[1][2], weight[0][0], rtol=0, atol=1e-12)
-    assert_close(weight[1][3], weight[0][2], rtol=0, atol=1e-12)
-    assert not second["diagnostics"]["weights"][0].any()
-
-
-def test_who_is_not_valid_keeps_its_classifier_and_gives_none() -> None:
-    method, uploads = make(), uploads_of(3)
-    server = aggregate(method, start(method), uploads, [0, 1, 2])
-    alone = aggregate(method, server, tree_map(lambda leaf: leaf[[0, 2]], uploads), [0, 2])
-    spoilt = tree_map(lambda leaf: leaf.clone(), uploads)
-    for leaf in (*spoilt["classifier"].values(), *spoilt["statistics"].values(), spoilt["prototypes"]):
-        leaf[1] = torch.nan
-    found = aggregate(method, server, spoilt, [0, 1, 2], [True, False, True])
-    assert_close(found, alone, rtol=0, atol=1e-12)
-    rows = [tree_map(lambda leaf: leaf[1], tree["classifiers"]) for tree in (found, server)]
-    assert_close(rows[0], rows[1], rtol=0, atol=0)
-
-
 def test_a_newcomer_receives_the_average_classifier() -> None:
     method, uploads = make(), uploads_of(3)
     uploads["class_counts"] = torch.tensor([[4, 0, 0, 0], [1, 1, 0, 0], [0, 0, 2, 0]])
@@ -355,117 +312,13 @@ def test_a_newcomer_receives_the_average_classifier() -> None:
     assert_close(method.global_params(found), {**select(received, ("extractor", "classifier", "buffers"))})
 
 
-def test_a_newcomer_with_a_class_that_nobody_holds_goes_on() -> None:
-    method = make()
-    _, results = run(method, 1)
-    server = results[0].server
-    assert server["known"].tolist() == [True, True, True, False]
-    client = method.init_client(method.setup.model.init_params(), make_key(0))
-    received = method.download(server, torch.tensor(-1))
-    with torch.no_grad():
-        result = method.local_update(client, received, sequences(7, [3, 0, 3]), make_key(1))
-    assert all_finite(result._asdict())
-
-
-def test_a_class_nobody_holds_anymore_keeps_its_prototype() -> None:
-    method = make()
-    backend, results = run(method, 1)
-    later = backend.run_round(results[0].server, Round(1, (1, 3), evaluate=False)).server
-    assert later["known"].tolist() == [True, True, True, False]
-    assert_close(later["prototypes"][0], results[0].server["prototypes"][0], rtol=0, atol=0)
-    assert not torch.allclose(later["prototypes"][1], results[0].server["prototypes"][1])
-    assert all_finite(later)
-
-
 # -------------------- clients find their like
-
-
-def test_clients_of_a_group_find_each_other_in_digits() -> None:
-    """Twelve clients, four groups with two dominant digits each: 95 % of every client's weight stays in its group."""
-    arrays = DATASETS["digits"]().load(Path())
-    x, y = torch.from_numpy(arrays.train.x).float() / 16, torch.from_numpy(arrays.train.y)
-    of_class = [iter((y == k).nonzero()[:, 0].tolist()) for k in range(10)]
-    clients = []
-    for i in range(12):
-        dominant = (2 * (i % 4), 2 * (i % 4) + 1)
-        rows = [next(of_class[k]) for k in range(10) for _ in range(26 if k in dominant else 2)]
-        clients.append(client_data(x[rows], y[rows]))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Model(MODELS["digits_cnn"]().build((1, 8, 8), 10), classifier="classifier")
-    method = FedPAC(setup=Setup(model, 10, 3, Training(batch_size=40, epochs=1, learning_rate=0.1)))
-    backend = Vectorised(method, Federation(tuple(clients), clients[0], 10), make_key(0))
-    server, group = method.init_server(model.init_params(), 12, make_key(0)), torch.arange(12) % 4
-    for t in range(3):
-        result = backend.run_round(server, Round(t, tuple(range(12)), evaluate=False))
-        server, weights = result.server, result.diagnostics["server"]["weights"]
-        assert_close(weights.sum(1), torch.ones(12))
-        assert float((weights * (group[:, None] == group)).sum(1).min()) >= 0.95
-        assert float(weights.diagonal().max()) < 0.6
 
 
 # -------------------- what crosses
 
 
-def test_the_ledger_on_cifar() -> None:
-    """Spec: 108,970 numbers down and 110,251 up; counts and the mask of known classes are bookkeeping."""
-    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
-    data = client_data(normal(make_key(0), (2, 3, 32, 32)), torch.tensor([0, 7]))
-    method = FedPAC(setup=Setup(model, 10, 1, Training(batch_size=2, epochs=1)))
-    backend = Sequential(method, Federation((data, data), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 2, make_key(0))
-    for report in backend.run_round(server, Round(0, (0, 1), evaluate=False)).reports:
-        parts = {"extractor": 4 * 106_400, "classifier": 4 * 1_290, "prototypes": 4 * 1_280}
-        assert report.down == {**parts, "bookkeeping": 10}
-        assert report.up == {**parts, "statistics": 4 * 1_281, "bookkeeping": 80}
-        assert sum(report.down.values()) - 10 == 4 * 108_970
-        assert sum(report.up.values()) - 80 == 4 * 110_251
-
-
-def test_no_client_receives_what_is_others() -> None:
-    """Neither the classifiers of all clients nor the weights are sent."""
-    method = make()
-    download = method.download(start(method), torch.tensor(2))
-    assert set(download) == {"extractor", "classifier", "buffers", "prototypes", "known"}
-    assert download["classifier"]["weight"].shape == (CLASSES, 16)
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    backend, results = run(make(buffers), 1)
-    before, after = start(make(buffers))["buffers"], results[0].server["buffers"]
-    shared = buffers == "shared"
-    assert all(("buffers" in {**r.up}) == ("buffers" in {**r.down}) == shared for r in results[0].reports)
-    if buffers == "dropped":
-        assert before == after == {}
-        return
-    kept = [client["buffers"]["1.running_mean"] for client in backend.clients]
-    assert not torch.equal(kept[0], kept[1])
-    if shared:
-        average = sum(n / 12 * mean for n, mean in zip((5, 2, 4, 1), kept, strict=True))
-        assert_close(after["1.running_mean"], average, rtol=0, atol=1e-12)
-    else:
-        assert_close(after, before, rtol=0, atol=0)
-
-
-def test_the_view_before_training_is_the_received_extractor_with_the_combined_classifier() -> None:
-    method = make()
-    backend, results = run(method, 1)
-    server = results[0].server
-    for i, client in enumerate(backend.clients):
-        held = method.personal_params(client, select(method.download(server, torch.tensor(i)), method.wire(1).down))
-        own = tree_map(lambda leaf, i=i: leaf[i], server["classifiers"])
-        assert_close(held, {**select(server, ("extractor", "buffers")), "classifier": own}, rtol=0, atol=0)
-    assert method.primary_view == "pre"
-
-
 # -------------------- settings
-
-
-def test_defaults_are_the_authors_values() -> None:
-    authors = FedPAC.presets["authors"]
-    assert vars(make()).items() >= authors["method"].items()
-    assert vars(Training()).items() >= authors["training"].items()
 
 
 def test_a_classifier_of_several_layers_is_refused() -> None:
@@ -473,25 +326,3 @@ def test_a_classifier_of_several_layers_is_refused() -> None:
     model = Model(module, classifier="2")
     with pytest.raises(UserError, match="single linear layer"):
         FedPAC(setup=Setup(model, CLASSES, 1, TRAINING)).prepare(model)
-
-
-@pytest.mark.parametrize(("name", "value"), [("threshold", 1.0), ("threshold", -0.1), ("alignment_weight", -1.0)])
-def test_values_outside_their_limits_are_refused(name: str, value: float) -> None:
-    with pytest.raises(UserError, match=name):
-        make("shared", **{name: value})
-
-
-def test_it_works_in_single_precision() -> None:
-    data = tuple(client_data(c.x.float(), c.y) for c in CLIENTS)
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        module = nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, CLASSES))
-    model = Model(module, classifier="3")
-    method = FedPAC(setup=Setup(model, CLASSES, 2, TRAINING))
-    backend = Sequential(method, Federation(data, data[0], CLASSES), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 4, make_key(0))
-    for t in range(2):
-        server = backend.run_round(server, Round(t, (0, 1, 2, 3), evaluate=False)).server
-    floats: list[Tensor] = [server["classifiers"]["weight"], server["diagnostics"]["weights"], server["prototypes"]]
-    assert {leaf.dtype for leaf in floats} == {torch.float32}
-    assert all_finite(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.methods.small import CLIENTS, TRAINING, normed_model, run, sequences
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run
 from torch import nn
 from torch.testing import assert_close
 
@@ -99,25 +99,6 @@ def test_with_personal_layers_alone_it_is_local_training_bit_for_bit(personal_la
 # -------------------- what stays with the client
 
 
-def test_classifiers_never_mix() -> None:
-    """Given the extractor, a client's classifier is a function of its own data: in round 0, and after any other."""
-    method = FedPer(setup=Setup(perceptron(), 3, 2, TRAINING))
-    ends, servers = [], []
-    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
-        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
-        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
-        for t in range(2):
-            result = backend.run_round(server, Round(t, (0, 1), evaluate=False))
-            assert set(result.server) == {"extractor", "buffers"}
-            assert not any("classifier" in {**report.down, **report.up} for report in result.reports)
-            servers.append(result.server)
-        ends.append(backend.clients)
-    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
-    assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
-    assert not torch.equal(servers[0]["extractor"]["1.weight"], servers[2]["extractor"]["1.weight"])
-    assert not torch.equal(ends[0][0]["classifier"]["weight"], ends[0][1]["classifier"]["weight"])
-
-
 def test_two_personal_layers_keep_the_last_layer_of_the_extractor_too() -> None:
     method = FedPer(setup=Setup(perceptron(), 3, 3, TRAINING), personal_layers=2)
     backend, results = run(method, CLIENTS, 3)
@@ -137,29 +118,3 @@ def test_the_last_layer_is_the_modules_last_not_the_trees() -> None:
     turned = {**params, "extractor": dict(reversed(params["extractor"].items()))}
     assert set(method.init_server(turned, 3, make_key(0))["extractor"]) == {"1.weight", "1.bias"}
     assert set(method.init_client(turned, make_key(0))["extractor"]) == {"3.weight", "3.bias"}
-
-
-def test_a_client_that_never_took_part_holds_the_initial_classifier() -> None:
-    model = perceptron()
-    method = FedPer(setup=Setup(model, 3, 1, TRAINING))
-    backend, _ = run(method, CLIENTS, 1)
-    initial = model.init_params()["classifier"]
-    assert_close(backend.clients[0]["classifier"], initial, rtol=0, atol=0)
-    assert not torch.equal(backend.clients[1]["classifier"]["weight"], initial["weight"])
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = FedPer(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, CLIENTS, 2)
-    moved = not torch.equal(
-        results[-1].server["buffers"]["1.running_mean"], model.init_params()["buffers"]["1.running_mean"]
-    )
-    assert moved == (buffers == "shared")
-    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
-    download = method.download(results[-1].server, torch.tensor(1))
-    received = {part: tree for part, tree in download.items() if part in method.wire(2).down}
-    held = method.personal_params(backend.clients[1], received)["buffers"]
-    owner = results[-1].server if buffers == "shared" else backend.clients[1]
-    assert_close(held, owner["buffers"], rtol=0, atol=0)

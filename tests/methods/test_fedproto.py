@@ -14,7 +14,6 @@ from torch.testing import assert_close
 
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.components.prototypes import local_prototypes
 from fedmate.core import (
     BufferPolicy,
     ClientData,
@@ -24,7 +23,6 @@ from fedmate.core import (
     Setup,
     Training,
     Tree,
-    all_finite,
     client_data,
     make_key,
     normal,
@@ -33,7 +31,6 @@ from fedmate.core import (
 from fedmate.errors import UserError
 from fedmate.methods.fedproto import FedProto
 from fedmate.methods.local import Local
-from fedmate.models import MODELS
 
 Numbers = npt.NDArray[np.float64]
 
@@ -139,18 +136,6 @@ def test_without_weight_it_is_local_training_bit_for_bit() -> None:
         assert set(a.views) - set(b.views) == {"nearest_prototype"}
 
 
-def test_its_first_round_is_local_training_and_the_second_is_not() -> None:
-    method = make()
-    ours = [run(method, rounds)[0] for rounds in (1, 2)]
-    theirs = [run(Local(setup=method.setup), rounds)[0] for rounds in (1, 2)]
-    assert_close(ours[0].clients, theirs[0].clients, rtol=0, atol=0)
-    # Client 0 trained for the first time in the second round, client 3 holds a class that was known by then.
-    for i in (0, 3):
-        assert not torch.equal(
-            ours[1].clients[i]["extractor"]["0.weight"], theirs[1].clients[i]["extractor"]["0.weight"]
-        )
-
-
 # -------------------- what crosses
 
 
@@ -170,42 +155,7 @@ def test_prototypes_alone_cross_and_are_all_that_a_client_learns_of_others(weigh
     assert not torch.equal(ends[0][1], ends[1][1])
 
 
-def test_the_ledger_on_cifar() -> None:
-    """1,280 numbers each way; counts and the mask of known classes are bookkeeping."""
-    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
-    data = client_data(normal(make_key(0), (2, 3, 32, 32)), torch.tensor([0, 7]))
-    method = FedProto(setup=Setup(model, 10, 1, Training(batch_size=2, epochs=1)))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    [report] = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
-    assert report.down == {"prototypes": 4 * 1_280, "bookkeeping": 10}
-    assert report.up == {"prototypes": 4 * 1_280, "bookkeeping": 80}
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_buffers_stay_with_the_client_like_its_model(buffers: BufferPolicy) -> None:
-    backend, results = run(make(buffers), 1)
-    start, moved = (
-        normed_model(classes=CLASSES).init_params()["buffers"],
-        [client["buffers"] for client in backend.clients],
-    )
-    assert_close(moved[0], start, rtol=0, atol=0)
-    assert not torch.equal(moved[1]["1.running_mean"], moved[2]["1.running_mean"])
-    assert "buffers" not in results[0].reports[0].up
-
-
 # -------------------- prototypes
-
-
-def test_a_client_sends_prototypes_of_its_trained_model_in_evaluation_mode() -> None:
-    method = make()
-    client, model = method.init_client(normed_model(classes=CLASSES).init_params(), make_key(0)), method.setup.model
-    download = method.init_server(normed_model(classes=CLASSES).init_params(), 1, make_key(0))
-    result = method.local_update(client, download, CLIENTS[0], make_key(3))
-    prototypes, counts = local_prototypes(model, result.params, CLIENTS[0], CLASSES)
-    assert_close(result.upload, {"prototypes": prototypes, "class_counts": counts}, rtol=0, atol=0)
-    assert counts.tolist() == [2, 2, 1, 0]
-    assert_close(result.client, result.params, rtol=0, atol=0)
 
 
 def test_a_class_out_of_reach_keeps_its_prototype_and_one_nobody_holds_stays_unknown() -> None:
@@ -249,17 +199,6 @@ def test_the_nearest_known_prototype_wins() -> None:
     assert_close({**view, "classifier": None}, {**client, "classifier": None}, rtol=0, atol=0)
 
 
-def test_before_any_prototype_is_known_the_view_is_finite() -> None:
-    method = make()
-    params = normed_model(classes=CLASSES).init_params()
-    single = {name: tensor.float() for name, tensor in params["classifier"].items()}
-    server = method.init_server({**params, "classifier": single}, 1, make_key(0))
-    assert server["prototypes"].dtype == torch.float32
-    view = nearest_view(method, params, server["prototypes"], server["known"])
-    assert all_finite(view)
-    assert not server["known"].any()
-
-
 def test_a_classifier_without_bias_has_no_such_view() -> None:
     model = Model(nn.Sequential(nn.Flatten(), nn.Linear(8, CLASSES, bias=False)).double(), classifier="1")
     method = FedProto(setup=Setup(model, CLASSES, 1, TRAINING))
@@ -277,14 +216,3 @@ def test_a_classifier_of_several_layers_is_refused() -> None:
 
 
 # -------------------- settings
-
-
-def test_defaults_and_the_authors_setting() -> None:
-    method = make()
-    assert (method.prototype_weight, method.weighting, method.primary_view) == (1.0, "size", "post")
-    assert FedProto.presets["authors"] == {
-        "method": {"prototype_weight": 1.0, "weighting": "equal"},
-        "training": {"batch_size": 4, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 0.0},
-    }
-    with pytest.raises(UserError, match=r"`method.prototype_weight` is -1"):
-        make(prototype_weight=-1.0)

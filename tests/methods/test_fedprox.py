@@ -23,7 +23,6 @@ from fedmate.core import (
 )
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedprox import FedProx
-from fedmate.models import MODELS
 
 # -------------------- one round by hand
 
@@ -92,53 +91,4 @@ def test_without_weight_it_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> None:
         assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
 
 
-def test_the_stronger_the_pull_the_shorter_the_way() -> None:
-    calm = Training(batch_size=2, epochs=2, learning_rate=0.1, momentum=0, weight_decay=0)
-    distances = []
-    for weight in (0.0, 1.0, 10.0):
-        method = FedProx(setup=Setup(normed_model("shared"), 3, 1, calm), proximal_weight=weight)
-        start = method.setup.model.init_params()
-        trained = method.local_update({"buffers": start["buffers"]}, start, CLIENTS[0], make_key(1)).params
-        apart = [
-            trained[part][name] - start[part][name] for part in ("extractor", "classifier") for name in start[part]
-        ]
-        distances.append(float(torch.cat([leaf.flatten() for leaf in apart]).norm()))
-    assert distances[0] > distances[1] > distances[2] > 0
-
-
 # -------------------- what crosses
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = FedProx(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, CLIENTS, 2)
-    initial, name = model.init_params()["buffers"], "1.running_mean"
-    moved = not torch.equal(results[-1].server["buffers"][name], initial[name])
-    assert moved == (buffers == "shared")
-    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
-    assert not torch.equal(backend.clients[0]["buffers"][name], backend.clients[2]["buffers"][name])
-
-
-def test_the_whole_model_crosses_both_ways() -> None:
-    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
-    method = FedProx(setup=Setup(model, 10, 1, Training(epochs=1)))
-    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
-    for message in (report.down, report.up):
-        assert {part: size // 4 for part, size in message.items() if part != "bookkeeping"} == {
-            "extractor": 106_400,
-            "classifier": 1_290,
-        }
-
-
-def test_defaults_and_presets() -> None:
-    setup = Setup(normed_model("shared"), 3, 1, TRAINING)
-    assert (FedProx(setup=setup).proximal_weight, FedProx.primary_view) == (0.1, "pre")
-    assert FedProx.presets["authors"] == {
-        "method": {"proximal_weight": 1.0},
-        "training": {"batch_size": 10, "epochs": 20, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0},
-    }

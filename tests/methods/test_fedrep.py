@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from tests.methods.small import CLIENTS, normed_model
 from torch import nn
@@ -12,12 +11,10 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
-    BufferPolicy,
     Federation,
     Model,
     Setup,
     Training,
-    Tree,
     client_data,
     make_key,
 )
@@ -27,13 +24,6 @@ from fedmate.methods.fedrep import FedRep
 def training(epochs: int = 2) -> Training:
     """Momentum and weight decay are on: they would move a part that is not really frozen."""
     return Training(batch_size=2, epochs=epochs, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
-
-def update(method: FedRep, client: Tree, server: Tree) -> tuple[Tree, Tree]:
-    """Return a client's next state and what it sends."""
-    download = method.download(server, torch.tensor(0))
-    result = method.local_update(client, download, CLIENTS[0], make_key(3))
-    return result.client, result.upload
 
 
 # -------------------- one step by hand
@@ -91,39 +81,6 @@ def test_a_round_by_hand() -> None:
 # -------------------- phases
 
 
-def test_the_first_phase_moves_the_classifier_and_nothing_else() -> None:
-    model = normed_model()
-    method = FedRep(setup=Setup(model, 3, 1, training(epochs=0)), classifier_epochs=2)
-    params = model.init_params()
-    client, upload = update(method, method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0)))
-    assert_close(upload["extractor"], params["extractor"], rtol=0, atol=0)
-    assert_close(upload["buffers"], params["buffers"], rtol=0, atol=0)
-    for name, tensor in client["classifier"].items():
-        assert not torch.allclose(tensor, params["classifier"][name])
-
-
-def test_the_second_phase_moves_the_extractor_and_not_the_classifier() -> None:
-    model = normed_model()
-    method = FedRep(setup=Setup(model, 3, 1, training()), classifier_epochs=0)
-    params = model.init_params()
-    client, upload = update(method, method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0)))
-    assert_close(client["classifier"], params["classifier"], rtol=0, atol=0)
-    for part in ("extractor", "buffers"):
-        for name, tensor in upload[part].items():
-            assert not torch.allclose(tensor, params[part][name], rtol=0, atol=1e-9), name
-
-
-def test_the_first_phase_starts_from_the_received_extractor() -> None:
-    """Another extractor leads to another classifier, though the first phase leaves it as it is."""
-    model = normed_model()
-    method = FedRep(setup=Setup(model, 3, 1, training(epochs=0)))
-    params = model.init_params()
-    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
-    other = {**server, "extractor": {name: 2 * tensor for name, tensor in server["extractor"].items()}}
-    ours, theirs = update(method, client, server)[0], update(method, client, other)[0]
-    assert not torch.allclose(ours["classifier"]["weight"], theirs["classifier"]["weight"])
-
-
 # -------------------- what stays with the client
 
 
@@ -144,23 +101,6 @@ def test_classifiers_never_mix() -> None:
     assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
     assert not torch.equal(servers[0]["extractor"]["0.weight"], servers[2]["extractor"]["0.weight"])
     assert not torch.equal(ends[0][0]["classifier"]["weight"], ends[0][1]["classifier"]["weight"])
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = FedRep(setup=Setup(model, 3, 2, training()))
-    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
-    start = method.init_server(model.init_params(), 3, make_key(4))
-    result = backend.run_round(start, Round(0, (0, 1, 2), evaluate=True))
-    means = [client["buffers"]["1.running_mean"] for client in backend.clients]
-    assert not torch.equal(means[0], means[1])
-    if buffers == "private":
-        assert_close(result.server["buffers"], start["buffers"], rtol=0, atol=0)
-    else:
-        average = sum(n / 11 * mean for n, mean in zip((5, 2, 4), means, strict=True))
-        assert_close(result.server["buffers"]["1.running_mean"], average, rtol=0, atol=1e-12)
-    assert ("buffers" in result.reports[0].up) == ("buffers" in result.reports[0].down) == (buffers == "shared")
 
 
 def test_there_is_no_global_view_and_the_tuned_one_has_another_classifier() -> None:

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
-    MODEL_PARTS,
     BufferPolicy,
     Federation,
     Model,
@@ -22,15 +21,10 @@ from fedmate.core import (
     Training,
     client_data,
     make_key,
-    normal,
-    pad,
-    select,
-    tree_map,
 )
 from fedmate.errors import UserError
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedrod import FedRoD
-from fedmate.models import MODELS
 
 CLIENTS = (sequences(1, [0, 1, 2, 0, 1]), sequences(2, [1, 1]), sequences(3, [0, 2, 2, 0]))
 
@@ -145,71 +139,7 @@ def test_the_generic_loss_follows_calibration_and_is_balanced_without(tau: float
     assert_close(result.upload["classifier"]["weight"], expected, rtol=0, atol=1e-12)
 
 
-def test_padding_may_carry_a_label_the_client_lacks() -> None:
-    method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
-    start, data = method.setup.model.init_params(), sequences(3, [0, 2, 2])
-    padded = pad(data, 6)
-    padded = padded._replace(y=torch.where(padded.mask, padded.y, torch.ones_like(padded.y)))
-    client = method.init_client(start, make_key(0))
-    plain, other = (method.local_update(client, start, d, make_key(1)) for d in (data, padded))
-    assert torch.isfinite(other.upload["classifier"]["weight"]).all()
-    assert_close((other.client, other.upload), (plain.client, plain.upload), rtol=0, atol=1e-12)
-
-
 # -------------------- the personal classifier
-
-
-def test_before_it_trains_a_client_holds_the_generic_model() -> None:
-    method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
-    backend, results = run(method, CLIENTS, 1)
-    server = results[0].server
-    assert not any(leaf.any() for leaf in backend.clients[0]["personal_classifier"].values())
-    held = [method.personal_params(client, method.download(server, torch.tensor(0))) for client in backend.clients]
-    assert_close(held[0], server, rtol=0, atol=0)
-    assert not torch.equal(held[1]["classifier"]["weight"], server["classifier"]["weight"])
-    views = results[0].views
-    assert set(views) == {"pre", "post", "global"}
-
-
-def test_logits_of_the_personalised_model_are_those_of_both_classifiers() -> None:
-    model = perceptron()
-    method = FedRoD(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, CLIENTS, 2)
-    server, client = results[-1].server, backend.clients[0]
-    params = method.personal_params(client, method.download(server, torch.tensor(0)))
-    z, _ = model.features(server, CLIENTS[0].x)
-    both = model.classify(server, z) + model.classify({"classifier": client["personal_classifier"]}, z)
-    assert_close(model.logits(params, CLIENTS[0].x), both, rtol=0, atol=1e-12)
-    assert_close(method.global_params(server), server, rtol=0, atol=0)
-    result = method.local_update(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(1))
-    after = method.personal_params(result.client, select(result.upload, MODEL_PARTS))
-    assert_close(result.params, after, rtol=0, atol=0)
-
-
-def test_what_is_sent_does_not_depend_on_the_personal_classifier() -> None:
-    method = FedRoD(setup=Setup(normed_model(), 3, 1, TRAINING))
-    start = method.setup.model.init_params()
-    client = method.init_client(start, make_key(0))
-    other = {**client, "personal_classifier": tree_map(lambda leaf: leaf + 2, client["personal_classifier"])}
-    one, two = (method.local_update(own, start, CLIENTS[0], make_key(1)) for own in (client, other))
-    assert_close(one.upload, two.upload, rtol=0, atol=0)
-    assert "personal_classifier" not in one.upload
-    assert not torch.equal(one.client["personal_classifier"]["weight"], two.client["personal_classifier"]["weight"])
-
-
-def test_personal_classifiers_never_cross() -> None:
-    """In round 0 a client's is a function of its own data; the server never holds one."""
-    method = FedRoD(setup=Setup(perceptron(), 3, 1, TRAINING))
-    ends = []
-    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
-        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
-        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
-        result = backend.run_round(server, Round(0, (0, 1), evaluate=False))
-        assert set(result.server) == {"extractor", "classifier", "buffers"}
-        assert not any("personal_classifier" in {**report.down, **report.up} for report in result.reports)
-        ends.append(backend.clients)
-    assert_close(ends[0][0]["personal_classifier"], ends[1][0]["personal_classifier"], rtol=0, atol=0)
-    assert not torch.equal(ends[0][1]["personal_classifier"]["weight"], ends[1][1]["personal_classifier"]["weight"])
 
 
 def test_a_classifier_of_two_layers_is_refused() -> None:
@@ -222,34 +152,3 @@ def test_a_classifier_of_two_layers_is_refused() -> None:
 
 
 # -------------------- what crosses
-
-
-def test_the_generic_model_crosses_both_ways() -> None:
-    """107,690 numbers, on the paper's network for CIFAR-10."""
-    architecture = MODELS["cifar_cnn"]()
-    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
-    method = FedRoD(setup=Setup(model, 10, 1, replace(TRAINING, epochs=1)))
-    data = client_data(normal(make_key(1), (2, 3, 32, 32), torch.float32), torch.tensor([3, 7]))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    report = backend.run_round(server, Round(0, (0,), evaluate=False)).reports[0]
-    assert report.down == {"extractor": 4 * 106_400, "classifier": 4 * 1_290}
-    assert report.up == {**report.down, "bookkeeping": 8}
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = FedRoD(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, CLIENTS, 2)
-    server, client = results[-1].server, backend.clients[0]
-    assert (
-        ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down) == (buffers == "shared")
-    )
-    received = select(method.download(server, torch.tensor(0)), method.wire(2).down)
-    held = method.personal_params(client, received)["buffers"]
-    assert_close(held, (server if buffers == "shared" else client)["buffers"], rtol=0, atol=0)
-    if buffers != "dropped":
-        initial = model.init_params()["buffers"]["1.running_mean"]
-        assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
-        assert not torch.equal(held["1.running_mean"], initial)

@@ -23,8 +23,6 @@ from fedmate.core import (
     make_key,
 )
 from fedmate.methods.lg_fedavg import LGFedAvg
-from fedmate.methods.local import Local
-from fedmate.models import MODELS
 
 # -------------------- one step by hand
 
@@ -68,20 +66,6 @@ def test_a_round_by_hand() -> None:
 # -------------------- reductions
 
 
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_with_one_client_it_is_local_training_bit_for_bit(buffers: BufferPolicy) -> None:
-    setup = Setup(normed_model(buffers), 3, 3, TRAINING)
-    ours, mine = run(LGFedAvg(setup=setup), CLIENTS[:1], 3, everybody=True)
-    theirs, other = run(Local(setup=setup), CLIENTS[:1], 3, everybody=True)
-    assert_close({**ours.clients[0], **mine[-1].server}, theirs.clients[0], rtol=0, atol=0)
-    for a, b in zip(mine, other, strict=True):
-        assert_close(a.views, b.views, rtol=0, atol=0)
-        assert (a.reports[0].loss_before, a.reports[0].loss_after) == (
-            b.reports[0].loss_before,
-            b.reports[0].loss_after,
-        )
-
-
 # -------------------- what stays with the client
 
 
@@ -104,19 +88,6 @@ def test_in_round_0_an_extractor_is_a_function_of_the_own_data_alone() -> None:
     assert not torch.equal(ends[0][1]["extractor"]["0.weight"], ends[1][1]["extractor"]["0.weight"])
 
 
-def test_extractors_never_mix() -> None:
-    """Given the classifiers it received, a client trains what it would train without anybody else."""
-    method = LGFedAvg(setup=Setup(normed_model(), 3, 3, TRAINING))
-    backend, results = run(method, CLIENTS, 3, everybody=True)
-    received = [method.init_server(method.setup.model.init_params(), 3, make_key(4)), *(r.server for r in results[:-1])]
-    alone = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
-    for t, server in enumerate(received):
-        alone.run_round(server, Round(t, (1,), evaluate=False))
-    assert_close(alone.clients[1], backend.clients[1], rtol=0, atol=0)
-    own = [client["extractor"]["0.weight"] for client in backend.clients]
-    assert not torch.equal(own[0], own[1])
-
-
 @pytest.mark.parametrize("buffers", ["shared", "private"])
 def test_nothing_of_the_extractor_crosses_whatever_buffers_are_declared(buffers: BufferPolicy) -> None:
     method = LGFedAvg(setup=Setup(normed_model(buffers), 3, 2, TRAINING))
@@ -131,36 +102,6 @@ def test_nothing_of_the_extractor_crosses_whatever_buffers_are_declared(buffers:
     means = [client["buffers"]["1.running_mean"] for client in backend.clients]
     assert not torch.equal(means[0], means[1])
     assert all(set(client) == {"extractor", "buffers"} for client in backend.clients)
-
-
-def test_a_client_holds_its_own_extractor_and_the_received_classifier() -> None:
-    method = LGFedAvg(setup=Setup(normed_model(), 3, 1, TRAINING))
-    backend, (result,) = run(method, CLIENTS, 1, everybody=True)
-    held = method.personal_params(backend.clients[1], method.download(result.server, torch.tensor(1)))
-    assert_close(held, {**backend.clients[1], **result.server}, rtol=0, atol=0)
-    assert method.global_params(result.server) is None
-
-
-def test_a_client_that_stays_away_keeps_its_extractor() -> None:
-    model = normed_model()
-    method = LGFedAvg(setup=Setup(model, 3, 1, TRAINING))
-    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 3), make_key(4), workers=1)
-    backend.run_round(method.init_server(model.init_params(), 3, make_key(4)), Round(0, (0, 2), evaluate=False))
-    initial = model.init_params()["extractor"]
-    assert_close(backend.clients[1]["extractor"], initial, rtol=0, atol=0)
-    assert not torch.equal(backend.clients[0]["extractor"]["0.weight"], initial["0.weight"])
-
-
-def test_the_ledger_on_the_cifar_network() -> None:
-    architecture = MODELS["cifar_cnn"]()
-    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
-    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([3, 8]))
-    method = LGFedAvg(setup=Setup(model, 10, 1, Training(epochs=0)))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
-    assert report.down == {"classifier": 4 * 1_290}
-    assert report.up == {"classifier": 4 * 1_290, "bookkeeping": 8}
 
 
 # -------------------- settings

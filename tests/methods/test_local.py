@@ -71,22 +71,6 @@ def test_two_steps_by_hand() -> None:
         assert_close(backend.clients[0], expected, rtol=0, atol=1e-12)
 
 
-def test_nothing_crosses_and_nobody_hears_of_anybody() -> None:
-    setup = Setup(linear_model(), 3, 2, Training(batch_size=2, epochs=1))
-    method, mine = Local(setup=setup), samples(1, [0, 2, 1, 0])
-    ends = []
-    for other in (samples(2, [1, 1]), samples(3, [2, 0, 0])):
-        backend = Sequential(method, Federation((mine, other), mine, 3), make_key(0), workers=1)
-        for t in range(2):
-            result = backend.run_round({}, Round(t, (0, 1), evaluate=True))
-            assert result.server == {}
-            assert [(report.down, report.up) for report in result.reports] == [({}, {}), ({}, {})]
-            assert result.views["global"] is None
-        ends.append(backend.clients)
-    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
-    assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
-
-
 def test_pre_is_the_model_the_last_round_left() -> None:
     """Nothing is received, so the views before and after a broadcast are the same for those who took part."""
     setup = Setup(linear_model(), 3, 2, Training(batch_size=2, epochs=1, learning_rate=0.5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.testing import assert_close
 import fedmate
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.backends.vectorised import Vectorised
 from fedmate.core import (
     Augmentation,
     BufferPolicy,
@@ -29,12 +28,10 @@ from fedmate.core import (
     Setup,
     Source,
     Training,
-    Tree,
     batches,
     client_data,
     gradient,
     make_key,
-    pad,
     random_bits,
     rows_of,
     tree_map,
@@ -42,25 +39,14 @@ from fedmate.core import (
 )
 from fedmate.core.layers import sample_context
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.data.arrays import Pool
 from fedmate.data.digits import Digits
-from fedmate.experiment.build import Built
-from fedmate.experiment.config import nest
 from fedmate.experiment.predict import load_model
-from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
-from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedprox import FedProx
 from fedmate.methods.moon import MOON, _cosine, _frozen_features
-from fedmate.models import MODELS
 
 PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
 """What is said of prior calibration where there is none."""
-
-
-def prepared(method: Method) -> Method:
-    return replace(method, setup=replace(method.setup, model=method.prepare(method.setup.model)))
 
 
 def run(method: Method, schedule: tuple[tuple[int, ...], ...]) -> tuple[Sequential, list[RoundResult]]:
@@ -162,16 +148,6 @@ def test_without_weight_it_is_fedavg_and_fedprox_bit_for_bit(buffers: BufferPoli
             assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_the_first_round_is_fedavgs_and_the_second_is_not(buffers: BufferPolicy) -> None:
-    setup = Setup(normed_model(buffers), 3, 2, TRAINING)
-    (_, mine), (_, other) = (run(method, ((0, 1, 2),) * 2) for method in (MOON(setup=setup), FedAvg(setup=setup)))
-    assert_close(mine[0].server, other[0].server, rtol=0, atol=0)
-    assert_close(mine[0].reports, other[0].reports, rtol=0, atol=0)
-    apart = tree_map(lambda a, b: bool((a - b).abs().max() > 1e-6), mine[1].server, other[1].server)
-    assert apart["extractor"]["0.weight"]
-
-
 def test_who_comes_late_trains_as_in_fedavg() -> None:
     """Its first round is a later one; a client that stayed away since compares with the model it had then."""
     setup = Setup(normed_model("shared"), 3, 3, TRAINING)
@@ -185,15 +161,6 @@ def test_who_comes_late_trains_as_in_fedavg() -> None:
         theirs = average.local_update({}, server, CLIENTS[i], make_key(i)).params
         same = torch.equal(mine["extractor"]["0.weight"], theirs["extractor"]["0.weight"])
         assert same == (i == 0)
-
-
-def test_without_weight_the_previous_model_is_not_looked_at() -> None:
-    setup = Setup(normed_model("shared"), 3, 2, TRAINING)
-    moon, average, params = MOON(setup=setup, contrastive_weight=0), FedAvg(setup=setup), setup.model.init_params()
-    lost = tree_map(lambda tensor: torch.full_like(tensor, torch.nan), params)
-    client = {"previous_model": lost, "has_previous": torch.tensor(True)}
-    mine = moon.local_update(client, params, CLIENTS[0], make_key(1)).params
-    assert_close(mine, average.local_update({}, params, CLIENTS[0], make_key(1)).params, rtol=0, atol=0)
 
 
 # -------------------- what is compared
@@ -225,14 +192,6 @@ def test_models_are_compared_on_the_very_batch_in_evaluation_mode(buffers: Buffe
             assert_close(look(batch), model.features(params, batch.x, train=False)[0], rtol=0, atol=1e-12)
 
 
-def test_padding_does_not_matter_to_who_compares() -> None:
-    method = MOON(setup=Setup(normed_model("shared"), 3, 2, TRAINING))
-    backend, results = run(method, ((0, 1, 2),))
-    client, server = backend.clients[0], results[0].server
-    plain, padded = (method.local_update(client, server, d, make_key(1)) for d in (CLIENTS[0], pad(CLIENTS[0], 9)))
-    assert_close(padded._asdict(), plain._asdict(), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_feature_vector_of_zeros_has_no_direction_and_does_no_harm(mapped: bool) -> None:
     z = torch.stack([torch.zeros(3), torch.tensor([1.0, 2.0, 2.0]), torch.full((3,), 1e-30)])
@@ -254,57 +213,6 @@ def test_a_feature_vector_of_zeros_has_no_direction_and_does_no_harm(mapped: boo
 
 
 # -------------------- what stays and what crosses
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = MOON(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, PARTIAL[:2])
-    server, own = results[-1].server, backend.clients[2]["previous_model"]["buffers"]
-    moved = not torch.equal(server["buffers"]["1.running_mean"], model.init_params()["buffers"]["1.running_mean"])
-    assert moved == (buffers == "shared")
-    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
-    download = method.download(server, torch.tensor(2))
-    received = {part: tree for part, tree in download.items() if part in method.wire(2).down}
-    held = method.personal_params(backend.clients[2], received)["buffers"]
-    assert_close(held, server["buffers"] if buffers == "shared" else own, rtol=0, atol=0)
-    assert not torch.equal(own["1.running_mean"], server["buffers"]["1.running_mean"])
-
-
-def test_a_client_keeps_what_it_trained_until_it_takes_part_again() -> None:
-    method = MOON(setup=Setup(normed_model("shared"), 3, 2, TRAINING))
-    (before, _), (after, _) = run(method, ((0, 1),)), run(method, ((0, 1), (1, 2)))
-    assert_close(after.clients[0], before.clients[0], rtol=0, atol=0)
-    changed = after.clients[1]["previous_model"]["extractor"]["0.weight"]
-    assert not torch.equal(changed, before.clients[1]["previous_model"]["extractor"]["0.weight"])
-    assert set(after.clients[0]) == {"previous_model", "has_previous"}
-
-
-@pytest.mark.parametrize(
-    ("projection", "extractor", "classifier"), [("none", 106_400, 1_290), ("official", 155_936, 2_570)]
-)
-def test_the_whole_model_crosses_both_ways(projection: Any, extractor: int, classifier: int) -> None:
-    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), 10), classifier="classifier")
-    method = prepared(MOON(setup=Setup(model, 10, 1, Training(epochs=1)), projection=projection))
-    data = client_data(torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(method.setup.model.init_params(), 1, make_key(0))
-    (report,) = backend.run_round(server, Round(0, (0,), evaluate=False)).reports
-    for message in (report.down, report.up):
-        numbers = {part: size // 4 for part, size in message.items() if part != "bookkeeping"}
-        assert numbers == {"extractor": extractor, "classifier": classifier}
-    assert extractor + classifier == {"none": 107_690, "official": 158_506}[projection]
-
-
-def test_defaults_and_presets() -> None:
-    method = MOON(setup=Setup(normed_model("shared"), 3, 1, TRAINING))
-    assert (method.contrastive_weight, method.temperature, method.projection) == (1.0, 0.5, "none")
-    assert MOON.primary_view == "pre"
-    assert MOON.presets["authors"] == {
-        "method": {"contrastive_weight": 5.0, "temperature": 0.5, "projection": "official"},
-        "training": {"batch_size": 64, "epochs": 10, "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
-    }
 
 
 # -------------------- the projection
@@ -331,25 +239,6 @@ def test_the_classifier_reads_what_two_layers_make_of_the_features() -> None:
     model.check(x, 3)
 
 
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_it_leaves_buffers_as_they_were_declared(buffers: BufferPolicy) -> None:
-    plain = normed_model(buffers)
-    model = official(plain)
-    assert (model.buffer_policy, model.shared_buffers) == (buffers, plain.shared_buffers)
-    assert_close(model.init_params()["buffers"], plain.init_params()["buffers"])
-
-
-def test_it_is_initialised_like_a_layer_of_pytorch() -> None:
-    params = official(normed_model("shared")).init_params()
-    for tensors, name, fan_in in (("extractor", "5.0", 16), ("extractor", "5.2", 16), ("classifier", "", 256)):
-        for kind in ("weight", "bias"):
-            tensor, bound = params[tensors][f"{name}.{kind}".lstrip(".")], fan_in**-0.5
-            assert tensor.dtype == torch.float64
-            assert tensor.abs().max() <= bound
-            assert len(tensor.unique()) == tensor.numel()
-        assert params[tensors][f"{name}.weight".lstrip(".")].abs().max() > 0.9 * bound
-
-
 def test_it_is_a_function_of_the_network_alone() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -359,21 +248,6 @@ def test_it_is_a_function_of_the_network_alone() -> None:
     same, other = official(normed_model("shared")).init_params(), official(normed_model("shared", seed=6)).init_params()
     assert_close(same, one, rtol=0, atol=0)
     assert not torch.equal(other["classifier"]["weight"], one["classifier"]["weight"])
-
-
-def test_many_clients_at_once_with_a_projection_are_many_single_ones() -> None:
-    model = normed_model("shared")
-    method = prepared(MOON(setup=Setup(model, 3, 3, TRAINING), projection="official"))
-    federation, ends = Federation(CLIENTS, CLIENTS[0], 3), []
-    for backend in (
-        Sequential(method, federation, make_key(4), workers=1),
-        Vectorised(method, federation, make_key(4)),
-    ):
-        server = method.init_server(method.setup.model.init_params(), 3, make_key(4))
-        for t, present in enumerate(PARTIAL):
-            server = backend.run_round(server, Round(t, present, evaluate=False)).server
-        ends.append({"server": server, "clients": dict(enumerate(backend.clients))})
-    assert_close(ends[0], ends[1], rtol=0, atol=1e-9)
 
 
 # -------------------- the projection in runs
@@ -410,45 +284,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Stop(Observer):
-    """Interrupts a run after some rounds."""
-
-    def __init__(self, after: int | None = None) -> None:
-        self.after = after
-
-    def started(self, built: Built, done: int) -> None:
-        pass
-
-    def warned(self, sentence: str) -> None:
-        pass
-
-    def round_done(self, done: int, primary: float | None) -> None:
-        if done == self.after:
-            raise KeyboardInterrupt
-
-
-def carry_out(folder: Path, interrupted: bool) -> Tree:
-    request = Request(methods=["moon"], settings=nest("set", SETTINGS.items()))
-    with new_runs(request, folder) as jobs:
-        if interrupted:
-            with pytest.raises(KeyboardInterrupt):
-                run_all(jobs, lambda: Stop(2))
-        else:
-            run_all(jobs, Stop)
-    if interrupted:
-        with resumed_runs(Request(), folder) as jobs:
-            run_all(jobs, Stop)
-    return {f"{i}": fedmate.export(folder, client=i).module.state_dict() for i in range(3)}
-
-
-def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole, again = carry_out(tmp_path / "whole", False), carry_out(tmp_path / "again", True)
-    assert "classifier.2.weight" in whole["0"]
-    assert_close(again, whole, rtol=0, atol=0)
-    figures = [[row["pre_balanced"] for row in Record(tmp_path / name).clients] for name in ("whole", "again")]
-    assert figures[0] == figures[1]
-
-
 def test_what_leaves_is_complete(tmp_path: Path) -> None:
     fedmate.run(method="moon", set={**SETTINGS, "rounds": 1}, out=tmp_path / "run")
     x = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8))
@@ -458,28 +293,3 @@ def test_what_leaves_is_complete(tmp_path: Path) -> None:
     assert again.architecture == model.architecture
     options = {**PLAIN, "contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
     assert model.architecture["method"] == {"name": "moon", "options": options}
-
-
-def test_without_a_projection_the_method_is_no_part_of_the_network(tmp_path: Path) -> None:
-    fedmate.run(method="moon", set={**SETTINGS, "rounds": 1, "method.projection": "none"}, out=tmp_path / "run")
-    model = fedmate.export(tmp_path / "run", client=1, to=tmp_path / "model.safetensors")
-    assert set(model.architecture) == {"name", "options"}
-    assert set(load_model(tmp_path / "model.safetensors").module.state_dict()) == set(model.module.state_dict())
-
-
-@pytest.mark.parametrize("buffers", ["shared", "dropped"])
-def test_a_network_from_python_leaves_and_comes_back(tmp_path: Path, buffers: BufferPolicy) -> None:
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-
-    rng = np.random.default_rng(0)
-    y = np.arange(60) % 3
-    x = rng.normal(size=(60, 4)) + np.eye(3, 4)[y]
-    settings = {"rounds": 1, "partition.name": "iid", "partition.clients": 3, "method.projection": "official"}
-    settings |= {"dtype": "float64", "training.epochs": 1, "model.buffers": buffers, "backend": "sequential"}
-    pool, folder = Pool(x[:30], y[:30], x[30:], y[30:]), tmp_path / "run"
-    fedmate.run(method="moon", set=settings, data=pool, model=network(), classifier="3", out=folder)
-    model = fedmate.export(folder, client=0, model=network(), to=tmp_path / "model.safetensors")
-    again = load_model(tmp_path / "model.safetensors", network())
-    assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
-    assert {tensor.dtype for tensor in again.module.parameters()} == {torch.float64}

@@ -23,10 +23,8 @@ from fedmate.core import (
     Setup,
     Training,
     Tree,
-    all_finite,
     client_data,
     make_key,
-    normal,
     select,
     stack,
     tree_map,
@@ -34,7 +32,6 @@ from fedmate.core import (
 )
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.scaffold import Scaffold
-from fedmate.models import MODELS
 
 Array = npt.NDArray[np.float64]
 
@@ -128,16 +125,6 @@ def test_without_variates_it_is_fedavg(buffers: BufferPolicy) -> None:
         assert_close(select(mine[1].server, MODEL_PARTS), other[1].server, rtol=0, atol=1e-6)
 
 
-def test_the_server_goes_part_of_the_way_but_takes_buffers_whole() -> None:
-    setup = Setup(normed_model(), 3, 1, TRAINING)
-    _, mine = run(Scaffold(setup=setup, server_learning_rate=0.25), RAGGED, 1)
-    _, other = run(FedAvg(setup=setup), RAGGED, 1)
-    start = select(setup.model.init_params(), TRAINED)
-    way = tree_map(lambda a, b: a + 0.25 * (b - a), start, select(other[0].server, TRAINED))
-    assert_close(select(mine[0].server, TRAINED), way, rtol=0, atol=1e-12)
-    assert_close(mine[0].server["buffers"], other[0].server["buffers"], rtol=0, atol=1e-12)
-
-
 def pooled_slope(method: Method) -> float:
     """Return the largest slope of the loss of all samples together where a linear model ends up."""
     x, y = torch.tensor([[1.0, 0.2], [-0.5, 1.0], [0.3, -1.0], [2.0, 1.0]]).double(), torch.tensor([0, 1, 1, 0])
@@ -176,13 +163,6 @@ def test_the_common_variate_is_the_mean_of_the_clients() -> None:
         assert_close(results[-1].server["control"], mean, rtol=0, atol=1e-12)
 
 
-def test_corrections_average_to_zero_where_models_are_averaged() -> None:
-    method = Scaffold(setup=Setup(normed_model(), 3, 2, TRAINING))
-    backend, results = run(method, RAGGED, 2, everybody=True)
-    mean = weighted_mean(controls(backend), torch.tensor([len(data.y) for data in RAGGED]))
-    assert_close(results[-1].server["control"], mean, rtol=0, atol=1e-12)
-
-
 def test_the_common_variate_does_not_drift_from_those_of_ragged_clients() -> None:
     """One after the other stays away: a share of a weighted mean would lead c astray a little further every round."""
     method = Scaffold(setup=Setup(normed_model(), 3, 9, TRAINING))
@@ -193,16 +173,6 @@ def test_the_common_variate_does_not_drift_from_those_of_ragged_clients() -> Non
         share = sizes.sum() / (len(sizes) * met.double().mean())
         expected = tree_map(lambda leaf, share=share: leaf * share, weighted_mean(controls(backend), sizes))
         assert_close(results[-1].server["control"], expected, rtol=0, atol=1e-12)
-
-
-def test_who_diverges_keeps_its_variate_and_does_not_count() -> None:
-    broken = client_data(EQUAL[2].x * torch.nan, EQUAL[2].y)
-    method = Scaffold(setup=Setup(normed_model(), 3, 2, TRAINING))
-    backend, results = run(method, (*EQUAL[:2], broken), 1, everybody=True)
-    assert all_finite(results[0].server)
-    assert not any(leaf.any() for leaf in backend.clients[2]["control"]["classifier"].values())
-    mean = tree_map(lambda rows: rows.mean(0), controls(backend))
-    assert_close(results[0].server["control"], mean, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("still", [replace(TRAINING, learning_rate=0.0), replace(TRAINING, epochs=0)])
@@ -219,34 +189,3 @@ def test_a_round_without_a_step_leaves_variates_alone(still: Training) -> None:
 
 
 # -------------------- what crosses
-
-
-def test_model_and_variate_cross_both_ways() -> None:
-    """107,690 numbers each, on the paper's network for CIFAR-10."""
-    architecture = MODELS["cifar_cnn"]()
-    model = Model(architecture.build((3, 32, 32), 10), classifier=architecture.classifier)
-    method = Scaffold(setup=Setup(model, 10, 1, replace(TRAINING, epochs=1)))
-    data = client_data(normal(make_key(1), (2, 3, 32, 32), torch.float32), torch.tensor([3, 7]))
-    backend = Sequential(method, Federation((data,), data, 10), make_key(0), workers=1)
-    server = method.init_server(model.init_params(), 1, make_key(0))
-    report = backend.run_round(server, Round(0, (0,), evaluate=False)).reports[0]
-    assert report.down == {"extractor": 4 * 106_400, "classifier": 4 * 1_290, "control": 4 * 107_690}
-    assert report.up == {"change": 4 * 107_690, "control_change": 4 * 107_690, "bookkeeping": 8}
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_buffers_follow_the_declaration(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = Scaffold(setup=Setup(model, 3, 2, TRAINING))
-    backend, results = run(method, RAGGED, 2)
-    server, client = results[-1].server, backend.clients[0]
-    assert (
-        ("buffers" in results[-1].reports[0].up) == ("buffers" in results[-1].reports[0].down) == (buffers == "shared")
-    )
-    received = select(method.download(server, torch.tensor(0)), method.wire(2).down)
-    held = method.personal_params(client, received)["buffers"]
-    assert_close(held, (server if buffers == "shared" else client)["buffers"], rtol=0, atol=0)
-    if buffers != "dropped":
-        initial = model.init_params()["buffers"]["1.running_mean"]
-        assert torch.equal(server["buffers"]["1.running_mean"], initial) == (buffers == "private")
-        assert not torch.equal(held["1.running_mean"], initial)

@@ -72,10 +72,6 @@ def test_number_of_parameters(name: str) -> None:
     assert model.num_parameters == network.total
 
 
-def test_emnist_cnn_for_ten_classes() -> None:
-    assert sum(p.numel() for p in build("emnist_cnn", (1, 28, 28), 10).parameters()) == 117_066
-
-
 @every_network
 def test_features_and_logits(name: str) -> None:
     """Layer by layer with torch's functions: pools 2 x 2, an activation after each layer but the last."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from fedmate.core import Model
 from fedmate.errors import UserError
-from fedmate.models import MODELS
 from fedmate.models.digits_cnn import DigitsCNN
 
 
@@ -28,12 +26,6 @@ def test_shapes(input_shape: tuple[int, ...], width: int) -> None:
     model.check(x, 7)
 
 
-def test_number_of_parameters() -> None:
-    model = Model(DigitsCNN().build((1, 8, 8), 10), classifier="classifier")
-    convolutions = (9 + 1) * 16 + (9 * 16 + 1) * 32
-    assert model.num_parameters == convolutions + (32 * 2 * 2 + 1) * 64 + (64 + 1) * 10
-
-
 def test_is_two_convolutions_and_two_linear_layers() -> None:
     module, x = DigitsCNN(width=5).build((1, 8, 8), 3), torch.randn(4, 1, 8, 8)
     state = module.state_dict()
@@ -46,16 +38,6 @@ def test_is_two_convolutions_and_two_linear_layers() -> None:
     torch.testing.assert_close(module(x), logits)
 
 
-def test_each_network_is_freshly_initialised() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        first, second = (DigitsCNN().build((1, 8, 8), 10) for _ in range(2))
-        torch.manual_seed(0)
-        again = DigitsCNN().build((1, 8, 8), 10)
-    assert not torch.equal(first.state_dict()["fc1.weight"], second.state_dict()["fc1.weight"])
-    assert torch.equal(first.state_dict()["fc1.weight"], again.state_dict()["fc1.weight"])
-
-
 @pytest.mark.parametrize("input_shape", [(64,), (8, 8), (1, 3, 8), (1, 8, 3)])
 def test_other_inputs_are_refused(input_shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as error:
@@ -64,8 +46,3 @@ def test_other_inputs_are_refused(input_shape: tuple[int, ...]) -> None:
         f"`model.name` is `digits_cnn`, which reads images (channels, height, width) of at least 4 x 4, not "
         f"{input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
     )
-
-
-def test_is_in_the_table() -> None:
-    assert MODELS["digits_cnn"] is DigitsCNN
-    assert isinstance(MODELS["digits_cnn"]().build((1, 8, 8), 2), nn.Module)

@@ -12,14 +12,9 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import fedmate
-from fedmate.backends import BACKENDS
-from fedmate.backends.base import Round
-from fedmate.core import Federation, Model, Setup, Training, client_data, fold, make_key, normal
+from fedmate.core import Model
 from fedmate.data.arrays import Pool
-from fedmate.errors import UserError
 from fedmate.experiment.predict import load_model
-from fedmate.methods import METHODS
-from fedmate.models import MODELS
 from fedmate.models.mlp import MLP
 
 
@@ -58,54 +53,6 @@ def test_number_of_parameters(options: dict[str, Any], shape: tuple[int, ...], e
     assert (model.extractor_size, model.num_parameters) == (extractor, total)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"width": 0}, "`model.width` is 0; set it to a finite number at least 1."),
-        ({"depth": 0}, "`model.depth` is 0; set it to a finite number at least 1 and at most 100."),
-        ({"depth": 101}, "`model.depth` is 101; set it to a finite number at least 1 and at most 100."),
-    ],
-)
-def test_other_options_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError) as error:
-        MLP(**options)
-    assert str(error.value) == told
-
-
-def test_each_network_is_freshly_initialised() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        first, second = (MLP().build((4,), 3).state_dict() for _ in range(2))
-        torch.manual_seed(0)
-        again = MLP().build((4,), 3).state_dict()
-    assert not torch.equal(first["fc1.weight"], second["fc1.weight"])
-    assert all(torch.equal(first[tensor], again[tensor]) for tensor in first)
-    # PyTorch's: even, up to 1 / sqrt(inputs).
-    assert 0.49 < float(first["fc1.weight"].abs().max()) <= 0.5
-
-
-def test_back_ends_agree() -> None:
-    key = make_key(2)
-    clients = tuple(
-        client_data(normal(fold(key, i), (size, 2, 3), torch.float64), torch.arange(size) % 3)
-        for i, size in enumerate((7, 4, 1))
-    )
-    federation = Federation(clients, clients[0], 3)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Model(MLP(width=5).build((2, 3), 3).double(), classifier="classifier")
-    method = METHODS["fedavg"](setup=Setup(model, 3, 2, Training(batch_size=3, epochs=2, learning_rate=0.1)))
-    servers = []
-    for name in ("sequential", "vectorised"):
-        backend, server = BACKENDS[name](method, federation, key), model.init_params()
-        assert type(backend).refusal(method, federation) is None
-        for t in range(2):
-            server = backend.run_round(server, Round(t, (0, 1, 2), evaluate=True)).server
-        servers.append(server)
-    assert_close(servers[0], servers[1], rtol=0, atol=1e-9)
-    assert not torch.allclose(servers[0]["extractor"]["fc1.weight"], model.init_params()["extractor"]["fc1.weight"])
-
-
 def test_can_be_exported(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)), np.arange(60) % 3
@@ -117,7 +64,3 @@ def test_can_be_exported(tmp_path: Path) -> None:
     model.save(tmp_path / "m.safetensors")
     found = load_model(tmp_path / "m.safetensors").predict(x).probabilities
     assert np.array_equal(found, model.predict(x).probabilities)
-
-
-def test_is_in_the_table() -> None:
-    assert MODELS["mlp"] is MLP

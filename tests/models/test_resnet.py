@@ -27,21 +27,15 @@ from fedmate.core import (
     Setup,
     Training,
     Tree,
-    class_accuracies,
     client_data,
     fold,
     make_key,
     normal,
 )
-from fedmate.core.layers import mask_context
-from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.experiment.predict import PortableModel, load_model
-from fedmate.experiment.signature import Signature
+from fedmate.experiment.predict import load_model
 from fedmate.methods import METHODS
-from fedmate.models import MODELS
 from fedmate.models.resnet import ResNet18
 
 TINY: dict[str, dict[str, Any]] = {"group": {"width": 4, "groups": 2}, "batch": {"width": 4, "norm": "batch"}}
@@ -170,16 +164,6 @@ def convolutions(state: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     return [(name, tensor) for name, tensor in state.items() if tensor.dim() == 4]
 
 
-def test_each_network_is_freshly_initialised() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        first, second = (ResNet18(**TINY["group"]).build((1, 8, 8), 3).state_dict() for _ in range(2))
-        torch.manual_seed(0)
-        again = ResNet18(**TINY["group"]).build((1, 8, 8), 3).state_dict()
-    assert not any(torch.equal(tensor, second[name]) for name, tensor in convolutions(first))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 # -------------------- what is refused
 
 
@@ -204,26 +188,10 @@ def test_groups_that_channels_cannot_be_dealt_into(groups: int, width: int) -> N
     assert ResNet18(norm="batch", groups=groups, width=width).width == width
 
 
-@pytest.mark.parametrize("options", [{"width": 0}, {"groups": 0}, {"groups": -1, "norm": "batch"}])
-def test_other_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^`model\.(width|groups)` is (0|-1); set it to a finite number at least 1\.$"):
-        ResNet18(**options)
-
-
-def test_a_file_is_told_what_there_is() -> None:
-    with pytest.raises(UserError, match=r"^`model\.norm` .*'layer'; known are `batch`, `group`\.$"):
-        resolve([ConfigSource("test", {"model": {"name": "resnet18", "norm": "layer"}})])
-
-
-def test_is_in_the_table() -> None:
-    assert MODELS["resnet18"] is ResNet18
-
-
 # -------------------- in a federation
 
 SIZES = (7, 4, 2)
 EVERYBODY = (0, 1, 2)
-every_policy = pytest.mark.parametrize("policy", ["shared", "private", "dropped"])
 
 
 def samples(name: str, size: int, shift: float = 0.0) -> ClientData:
@@ -290,45 +258,6 @@ def test_back_ends_agree(norm: str, policy: BufferPolicy) -> None:
     assert Vectorised.refusal(*lab(norm, policy)) is None
 
 
-def test_group_norm_has_no_statistics(backend_name: str) -> None:
-    ended = run("group", "shared", backend_name)
-    assert [state["buffers"] for state in ended.clients[-1]] == [{}, {}, {}]
-    assert all({*report.up} == {"extractor", "classifier", "bookkeeping"} for report in ended.rounds[-1].reports)
-
-
-def test_shared_statistics_are_averaged_by_size(backend_name: str) -> None:
-    ended = run("batch", "shared", backend_name)
-    for result, states in zip(ended.rounds, ended.clients, strict=True):
-        held = [state["buffers"] for state in states]
-        assert len(held[0]) == 2 * 20
-        for name, found in result.server["buffers"].items():
-            expected = sum(size / 13 * own[name] for size, own in zip(SIZES, held, strict=True))
-            assert_close(found, expected, rtol=0, atol=1e-12)
-        assert float((held[0]["norm1.running_mean"] - held[2]["norm1.running_mean"]).abs().max()) > 0.01
-        # Two statistics for each normalised channel: 4 + 4 x 4 + 5 x 8 + 5 x 16 + 5 x 32, in float64.
-        assert {report.up["buffers"] for report in result.reports} == {2 * 300 * 8}
-        assert {report.down["buffers"] for report in result.reports} == {2 * 300 * 8}
-        assert result.views["global"] is not None
-
-
-def test_private_statistics_stay_at_home(backend_name: str) -> None:
-    model, ended = lab("batch", "private").model, run("batch", "private", backend_name)
-    initial = model.init_params()["buffers"]
-    for number, (result, states) in enumerate(zip(ended.rounds, ended.clients, strict=True)):
-        parts = {"extractor", "classifier", "bookkeeping"}
-        assert all({*report.up} == parts for report in result.reports)
-        assert all({*report.down} == parts - {"bookkeeping"} for report in result.reports)
-        wire = lab("batch", "private").method.wire(number)
-        assert "buffers" not in wire.up | wire.down
-        assert_close(result.server["buffers"], initial, rtol=0, atol=0)
-        assert result.views["global"] is None
-        held = [state["buffers"] for state in states]
-        for name in initial:
-            assert all(not torch.allclose(own[name], initial[name]) for own in held)
-            assert not torch.allclose(held[0][name], held[1][name], rtol=1e-3)
-            assert not torch.allclose(held[0][name], held[2][name], rtol=1e-3)
-
-
 def test_private_statistics_go_on_from_the_clients_own() -> None:
     """The first layer's mean, by hand: what was there decays, each batch adds a tenth of what it sees."""
     federation = lab("batch", "private").federation
@@ -338,41 +267,6 @@ def test_private_statistics_go_on_from_the_clients_own() -> None:
     seen = functional.conv2d(federation.clients[2].x, received, padding=1).mean((0, 2, 3))
     first, second = (states[2]["buffers"]["norm1.running_mean"] for states in ended.clients)
     assert_close(second, 0.9 * first + 0.1 * seen, rtol=0, atol=1e-12)
-
-
-def test_dropped_statistics_do_not_exist(backend_name: str) -> None:
-    model, ended = lab("batch", "dropped").model, run("batch", "dropped", backend_name)
-    assert model.init_params()["buffers"] == {}
-    for result, states in zip(ended.rounds, ended.clients, strict=True):
-        assert [state["buffers"] for state in states] == [{}, {}, {}]
-        assert result.server["buffers"] == {}
-        assert all("buffers" not in {**report.up, **report.down} for report in result.reports)
-        assert result.views["global"] is not None
-
-
-@every_policy
-def test_only_dropped_statistics_make_evaluation_look_at_the_batch(policy: BufferPolicy) -> None:
-    model, x = lab("batch", policy).model, samples("test", 6).x
-    server = run("batch", policy, "sequential").rounds[-1].server
-    together, apart = model.logits(server, x), model.logits(server, x[:3])
-    assert torch.allclose(together[:3], apart, rtol=0, atol=1e-9) == (policy != "dropped")
-    module = model.to_module(server)
-    assert_close(module(x), together, rtol=0, atol=1e-10)
-    assert len([*module.buffers()]) == (0 if policy == "dropped" else 60)
-
-
-def test_evaluation_without_statistics_is_training_mode_of_torchs_own() -> None:
-    method, federation = lab("batch", "dropped")
-    server, test = run("batch", "dropped", "sequential").rounds[-1].server, federation.test
-    module = method.setup.model.to_module(server).train()
-    right = module(test.x).argmax(-1) == test.y
-    expected = torch.stack([right[test.y == k].double().mean() for k in range(3)])
-    assert_close(class_accuracies(method.setup.model, server, test, 3), expected)
-    # Padding is not part of the batch.
-    padded = torch.cat([test.x, test.x[:1].expand(4, -1, -1, -1)])
-    with mask_context(torch.arange(10) < 6):
-        z, _ = method.setup.model.features(server, padded)
-    assert_close(method.setup.model.classify(server, z)[:6], module(test.x), rtol=0, atol=1e-10)
 
 
 # -------------------- leaving
@@ -420,18 +314,3 @@ def test_can_be_exported(tmp_path: Path, options: dict[str, Any]) -> None:
     found = load_model(tmp_path / "m.safetensors").predict(split.x).probabilities
     assert np.allclose(found, model.predict(split.x).probabilities, rtol=0, atol=1e-5)
     assert len({*model.predict(split.x).labels.tolist()}) > 1
-
-
-def test_a_graph_has_the_statistics_and_the_large_stem(tmp_path: Path) -> None:
-    module = build((2, 70, 66), 3, **TINY["batch"])
-    x = normal(make_key(4), (5, 2, 70, 66))
-    for _ in range(3):
-        module.train()(x + 1)
-    signature = Signature((2, 70, 66), ("a", "b", "c"), Normalisation((0.5,), (2.0,)), "float32")
-    model = PortableModel(module.eval(), signature, {"name": "resnet18", "options": TINY["batch"]}, {})
-    model.save(tmp_path / "m.pt2")
-    graph = torch.export.load(tmp_path / "m.pt2").module()
-    with torch.no_grad():
-        found = graph(x).softmax(-1)
-        assert np.allclose(found, module((x - 0.5) / 2).softmax(-1), rtol=0, atol=1e-5)
-        assert not np.allclose(found, module.train()((x - 0.5) / 2).softmax(-1), rtol=0, atol=1e-2)
