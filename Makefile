@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit kills test-flower soak results clean
+.PHONY: help demo test lint types unit kills test-flower soak results house clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 13
@@ -35,6 +35,9 @@ soak: .venv/dev  ## the same at 200 random instants
 
 results: .venv/dev  ## write docs/results.md and docs/runs.md from the cells in results/
 	$(BIN)/python results/page.py
+
+house: .venv/dev  ## count the house: lines, functions, repetition, the modules of one run
+	$(BIN)/python tests/house.py
 
 .venv/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmate needs Python 3.11 or later: make PYTHON=python3.11 ...")'
