@@ -16,6 +16,7 @@ import fedmate
 from fedmate.citations import ADDITIONS, entries_of
 from fedmate.data import DATASETS
 from fedmate.methods import METHODS
+from fedmate.methods.fedavg import FedAvg
 
 FACTS = Path(__file__).parents[1] / "CITATION.cff"
 
@@ -213,7 +214,7 @@ def test_what_is_not_installed_here_is_named(fedmate_: Fedmate, tmp_path: Path) 
 
 
 def test_a_method_may_bring_several_entries(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Double(METHODS["fedavg"]):  # type: ignore[misc]
+    class Double(FedAvg):  # type: ignore[misc]
         citation: ClassVar[str] = (
             f"% ours\n@misc{{ours,\n  title = {{x}},\n  author = {{y}}\n}}\n\n{REFERENCES['method fedavg']}\n"
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
 
-from fedmate.errors import FedmateError
+from fedmate.errors import FedmateError, UserError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -255,3 +255,20 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def check_new(path: Path) -> None:
+    """Raise `UserError` unless `path` names a file that does not exist in a folder that does."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"`{path}` exists already and is not overwritten; choose another name.")
+    if not path.parent.is_dir():
+        raise UserError(f"`{path}` lies in the folder `{path.parent}`, which does not exist; make it first.")
+
+
+def write_for_user(path: Path, data: bytes) -> None:
+    """Write a new file, or raise `UserError`."""
+    try:
+        write_new(path, data)
+    except OSError as error:
+        check_new(path)
+        raise UserError(f"`{path}` cannot be written ({error.strerror}); choose another place.") from None

@@ -1,16 +1,17 @@
 """Back ends: ways to run a round. All give the same result."""
 
 from fedmate.backends.base import Backend
-from fedmate.backends.sequential import Sequential
-from fedmate.backends.vectorised import Vectorised
 from fedmate.registry import Registry
 
 __all__ = ["BACKENDS", "Backend", "in_process"]
 
 BACKENDS: Registry[type[Backend]] = Registry(
     "backends",
-    {"sequential": Sequential, "vectorised": Vectorised},
-    later={"flower": "fedmate.flower.backend:Flower"},
+    {
+        "flower": "fedmate.flower.backend:Flower",
+        "sequential": "fedmate.backends.sequential:Sequential",
+        "vectorised": "fedmate.backends.vectorised:Vectorised",
+    },
 )
 
 

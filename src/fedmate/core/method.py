@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from torch import Tensor
 
@@ -171,3 +171,17 @@ class Method(ABC):
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """Return further models worth evaluating, by name."""
         return {}
+
+
+def preset_as_method(cls: type[Method], preset: str, title: str) -> type[Method]:
+    """Return a method whose defaults are those of a preset, so that the preset can be chosen by a name of its own."""
+    values, types = cls.presets[preset]["method"], get_type_hints(cls)
+    fields = [
+        (field.name, types[field.name], dataclasses.field(default=values[field.name], metadata=field.metadata))
+        for field in dataclasses.fields(cls)
+        if field.name in values
+    ]
+    # Nothing but defaults differs, which is why a class that is final may be the base of this one.
+    namespace = {"__doc__": title, "__final__": True, "presets": {}, "__module__": cls.__module__}
+    name = f"{cls.__name__}{preset.title()}"
+    return dataclasses.make_dataclass(name, fields, bases=(cls,), namespace=namespace, frozen=True, kw_only=True)

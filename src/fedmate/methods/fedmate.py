@@ -53,6 +53,7 @@ from fedmate.core import (
     select,
     where,
 )
+from fedmate.core.method import preset_as_method
 
 NOT_NEGATIVE = Limits(at_least=0)
 
@@ -299,3 +300,10 @@ def _by_client(news: Tree, everyone: Tree, client_ids: Tensor) -> Tree:
         name: torch.zeros_like(everyone[name]).index_copy(0, client_ids, value) if name in per_client else value
         for name, value in news.items()
     }
+
+
+FedMatePlus = preset_as_method(
+    FedMate,
+    "plus",
+    "FedMate with prior calibration and server momentum: a personal model that serves any distribution of classes.",
+)

@@ -1,11 +1,6 @@
 """Networks, and the table that names them."""
 
 from fedmate.models.base import Architecture
-from fedmate.models.cnn import AnimalsCNN, Cifar100CNN, CifarCNN, EmnistCNN
-from fedmate.models.custom import CustomModel
-from fedmate.models.digits_cnn import DigitsCNN
-from fedmate.models.mlp import MLP
-from fedmate.models.resnet import ResNet18
 from fedmate.registry import Registry
 
 __all__ = ["MODELS", "Architecture"]
@@ -13,13 +8,13 @@ __all__ = ["MODELS", "Architecture"]
 MODELS: Registry[type[Architecture]] = Registry(
     "models",
     {
-        "animals_cnn": AnimalsCNN,
-        "cifar100_cnn": Cifar100CNN,
-        "cifar_cnn": CifarCNN,
-        "digits_cnn": DigitsCNN,
-        "emnist_cnn": EmnistCNN,
-        "given": CustomModel,
-        "mlp": MLP,
-        "resnet18": ResNet18,
+        "animals_cnn": "fedmate.models.cnn:AnimalsCNN",
+        "cifar100_cnn": "fedmate.models.cnn:Cifar100CNN",
+        "cifar_cnn": "fedmate.models.cnn:CifarCNN",
+        "digits_cnn": "fedmate.models.digits_cnn:DigitsCNN",
+        "emnist_cnn": "fedmate.models.cnn:EmnistCNN",
+        "given": "fedmate.models.custom:CustomModel",
+        "mlp": "fedmate.models.mlp:MLP",
+        "resnet18": "fedmate.models.resnet:ResNet18",
     },
 )
