@@ -102,18 +102,6 @@ def method_for(name: str, schedule: str) -> FedMate:
 # -------------------- the table
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_skipped_states(name: str) -> None:
-    row = TABLE[name]
-    period = transmission_period(row.extractor, row.prototypes)
-    assert period == {"cifar_cnn": 83, "emnist_cnn": 14, "cifar100_cnn": 14, "animals_cnn": 120}[name]
-    assert sorted({*range(1, ROUNDS + 1)} - {*states("cft", period)}) == row.skipped
-    assert (
-        len(states("cft", period))
-        == {"cifar_cnn": 198, "emnist_cnn": 186, "cifar100_cnn": 186, "animals_cnn": 199}[name]
-    )
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", TABLE)
 def test_totals_of_uploads(name: str, schedule: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.components.calibrated import CALIBRATED, CLASSES, model, samples
 from torch import Tensor
-from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round
@@ -18,12 +17,8 @@ from fedmate.core import (
     Setup,
     Training,
     make_key,
-    supervised_loss,
     tree_map,
 )
-from fedmate.core.data import batches
-from fedmate.core.layers import sample_context
-from fedmate.core.local import cross_entropy
 from fedmate.errors import UserError
 from fedmate.methods import METHODS
 
@@ -44,15 +39,6 @@ def test_a_client_adds_the_logarithm_of_its_class_shares() -> None:
     assert found is not None
     assert_close(found[:3], 0.5 * shares.log())
     assert found[3] == BARRIER
-
-
-def test_the_loss_is_the_cross_entropy_of_adjusted_logits() -> None:
-    network, data = model(), samples([0, 2, 1, 1])
-    params, adjustment = network.init_params(), torch.tensor([1.0, -0.5, 0.0, 2.0], dtype=torch.float64)
-    batch = next(batches(data, 4, 1, make_key(2)))
-    with sample_context(batch):
-        found, _ = supervised_loss(network, adjustment)(params, batch)
-    assert_close(found, functional.cross_entropy(network.logits(params, batch.x) + adjustment, batch.y))
 
 
 def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
@@ -116,20 +102,6 @@ def test_expectation_maximisation_recovers_a_known_prior(shares: list[float]) ->
     assert_close(estimate_prior(logits), torch.tensor(shares, dtype=torch.float64), rtol=0, atol=0.015)
 
 
-def test_it_goes_on_until_the_likeliest_shares_are_found() -> None:
-    """Classes that overlap so much that its first steps lead nowhere near: against all shares on a fine grid."""
-    labels, logits = drawn([0.8, 0.2], 2_000, 4, distance=0.7)
-    found = float(estimate_prior(logits)[0])
-
-    def likelihood(share: float) -> float:
-        shares = torch.tensor([share, 1 - share], dtype=torch.float64)
-        return float((logits + shares.log()).logsumexp(1).sum() + shares.log().mean())
-
-    best = max((i / 1000 for i in range(1, 1000)), key=likelihood)
-    assert found == pytest.approx(best, abs=1e-3)
-    assert found == pytest.approx(float((labels == 0).double().mean()), abs=0.08)
-
-
 @pytest.mark.parametrize("odd", [[torch.nan, 0.0], [torch.inf, 0.0], [-torch.inf, -torch.inf]])
 def test_a_sample_without_probabilities_is_said_not_averaged(odd: list[float]) -> None:
     """It would make every share NaN, and with them every answer."""
@@ -140,26 +112,12 @@ def test_a_sample_without_probabilities_is_said_not_averaged(odd: list[float]) -
     assert estimate_prior(torch.tensor([[-torch.inf, 0.0]] * 99))[1] > 0.99, "one class ruled out is an answer"
 
 
-@pytest.mark.parametrize("classes", [2, 100, 1000])
-def test_what_is_not_there_does_not_outweigh_the_samples_however_many_classes_there_are(classes: int) -> None:
-    """A hundred samples of two classes, and no doubt about any of them."""
-    found = estimate_prior(40 * functional.one_hot(torch.arange(100) % 2, classes).double())
-    assert_close(found[:2], torch.full((2,), (50 + 1 / classes) / 101, dtype=torch.float64))
-    assert_close(found[2:].sum(), torch.tensor((classes - 2) / classes / 101, dtype=torch.float64))
-
-
 # -------------------- in a method
 
 
 def federation() -> Federation:
     clients = samples([0] * 9 + [1, 2], 5), samples([1] * 8 + [0, 3, 3], 6)
     return Federation(clients, samples([0, 1, 2, 3] * 5, 7), CLASSES)
-
-
-@pytest.mark.parametrize("name", CALIBRATED)
-def test_without_weight_nothing_is_adjusted(name: str) -> None:
-    """What trains is the method without it, to the last operation; the other weight is tried by the contract."""
-    assert make(name, calibration=0.0).adjustment(federation().clients[0]) is None
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
@@ -188,15 +146,3 @@ def test_one_global_model_is_asked_on_behalf_of_each_client() -> None:
     for i, client in enumerate(federation().clients):
         assert torch.equal(view.accuracies[i], accuracies(method, result.server, client, federation().test, True))
     assert not torch.equal(view.accuracies[0, 1], view.accuracies[1, 1])
-
-
-def test_the_losses_on_record_are_those_that_are_trained() -> None:
-    """The loss before training is the adjusted one; the plain one is another."""
-    method = make(calibration=1.0)
-    backend = Sequential(method, federation(), make_key(0))
-    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
-    reports = backend.run_round(server, Round(0, (0, 1), evaluate=False)).reports
-    for report, client in zip(reports, federation().clients, strict=True):
-        logits, adjustment = method.setup.model.logits(server, client.x), method.adjustment(client)
-        assert adjustment is not None
-        assert report.loss_before == pytest.approx(float(cross_entropy(logits + adjustment, client.y, None)))

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmate.core import data as data_module
 from fedmate.core.data import (
     PER_CLIENT,
     Batch,
@@ -35,11 +34,6 @@ def real_part(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TestPad:
-    def test_client_data_counts_everything(self) -> None:
-        data = make_data(5)
-        assert data.mask.dtype == torch.bool
-        assert data.mask.tolist() == [True] * 5
-
     @pytest.mark.parametrize("length", [5, 6, 13])
     def test_appends_masked_rows(self, length: int) -> None:
         data = make_data(5)
@@ -64,18 +58,6 @@ class TestFilled:
         assert stacked.filled == 2
         assert torch.func.vmap(lambda data: data.mask.sum() >= data.filled, (PER_CLIENT,))(stacked).all()
         assert stack_clients([make_data(4), make_data(4, seed=1)]).filled == 4
-
-    @settings(max_examples=60)
-    @given(samples=st.integers(1, 12), padding=st.integers(0, 6), seed=st.integers(0, 10**6), chosen=st.integers(0, 18))
-    def test_of_a_choice(self, samples: int, padding: int, seed: int, chosen: int) -> None:
-        data = pad(make_data(samples), samples + padding)
-        order = torch.randperm(samples + padding, generator=torch.Generator().manual_seed(seed))[:chosen]
-        some = data.map(lambda leaf: leaf[order])
-        assert 0 <= some.filled <= int(some.mask.sum())
-        if not padding:
-            assert some.filled == len(order)
-        stacked = stack_clients([data, make_data(3)])
-        assert stacked.map(lambda leaf: leaf[:1]).filled == stacked.filled
 
     @settings(max_examples=40)
     @given(samples=st.integers(1, 30), padding=st.integers(0, 12), batch_size=st.integers(1, 11))
@@ -161,13 +143,3 @@ class TestBatches:
         for mine, other in zip(alone, live, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(real_part(mine), real_part(other), strict=True))
             assert torch.equal(mine.key, other.key)
-
-    @pytest.mark.parametrize("window", [1, 3, 10, 17])
-    def test_how_many_are_read_at_once_makes_no_difference(self, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        data = pad(make_data(20), 23)
-        expected = list(batches(data, 3, 2, make_key(0)))
-        monkeypatch.setattr(data_module, "WINDOW", window)
-        found = list(batches(data, 3, 2, make_key(0)))
-        assert [batch.filled for batch in found] == [batch.filled for batch in expected]
-        for mine, other in zip(found, expected, strict=True):
-            assert all(torch.equal(*pair) for pair in zip(mine[:5], other[:5], strict=True))

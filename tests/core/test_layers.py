@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmate.core.data import Batch
-from fedmate.core.layers import BufferPolicy, KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
+from fedmate.core.layers import KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.errors import UserError
@@ -94,64 +94,10 @@ class TestBatchNorm:
         for found, expected in zip(*gradients, strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
 
-    def check_padding(self, kind: type[Any], shape: tuple[int, ...], filling: float) -> None:
-        norm = trained_norm(kind, {})
-        alone: Any = swap_layers(copy.deepcopy(norm), "shared")
-        padded: Any = swap_layers(copy.deepcopy(norm), "shared")
-        for step in range(3):
-            x = randn(*shape, seed=step)
-            longer = torch.cat([x, torch.full((3, *shape[1:]), filling, dtype=torch.float64)])
-            with sample_context(batch_of(x)):
-                expected = alone(x)
-            with sample_context(batch_of(longer, real=len(x))):
-                found = padded(longer)[: len(x)]
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(padded.running_mean, alone.running_mean, rtol=0, atol=1e-12)
-        torch.testing.assert_close(padded.running_var, alone.running_var, rtol=0, atol=1e-12)
-
-    def test_a_batch_of_padding_is_finite(self) -> None:
-        twin: Any = swap_layers(nn.BatchNorm1d(3).double(), "shared")
-        x = randn(4, 3)
-        with sample_context(batch_of(x, real=0)):
-            assert torch.isfinite(twin(x)).all()
-        assert torch.isfinite(twin.running_mean).all()
-        assert torch.isfinite(twin.running_var).all()
-
-    def test_statistics_are_rebound_not_written_into(self) -> None:
-        twin: Any = swap_layers(nn.BatchNorm1d(3).double(), "shared")
-        mean, variance = twin.running_mean, twin.running_var
-        x = randn(8, 3) + 2
-        with sample_context(batch_of(x)):
-            twin(x)
-        assert mean.tolist() == [0.0] * 3
-        assert variance.tolist() == [1.0] * 3
-        assert not torch.equal(twin.running_mean, mean)
-        assert not twin.running_mean.requires_grad
-
-    def test_momentum_none_is_refused_by_name(self) -> None:
-        module = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
-        with pytest.raises(UserError) as error:
-            swap_layers(module, "shared")
-        assert str(error.value) == "`1.0` has `momentum=None`; give this BatchNorm a momentum, such as 0.1."
-
 
 class TestPolicies:
     def network(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
-
-    @pytest.mark.parametrize(
-        ("policy", "names", "crosses"),
-        [
-            ("shared", ["1.running_mean", "1.running_var"], ("buffers",)),
-            ("private", ["1.running_mean", "1.running_var"], ()),
-            ("dropped", [], ()),
-        ],
-    )
-    def test_what_exists_and_what_crosses(self, policy: BufferPolicy, names: list[str], crosses: tuple[str]) -> None:
-        model = Model(self.network(), classifier="3", buffers=policy)
-        assert list(model.init_params()["buffers"]) == names
-        assert model.shared_buffers == crosses
-        assert list(model.init_params()["extractor"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
     def test_evaluation_reads_the_statistics_or_the_batch(self) -> None:
         x = randn(10, 4) * 3 + 1
@@ -260,11 +206,3 @@ class TestSwap:
         with pytest.raises(UserError) as error:
             swap_layers(layer, "shared")
         assert str(error.value) == f"`module` {sentence}"
-
-    def test_a_transformer_may_drop_but_not_in_its_attention(self) -> None:
-        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.2, batch_first=True)
-        with pytest.raises(UserError, match=r"^`self_attn` is a MultiheadAttention with randomness of its own"):
-            swap_layers(copy.deepcopy(layer), "shared")
-        layer.self_attn.dropout = 0.0
-        swapped = swap_layers(layer, "shared")
-        assert sum(isinstance(part, KeyedDropout) for part in swapped.modules()) == 3

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmate.core import source as source_module
-from fedmate.core.data import ClientData, batches, class_means, rows_of, share_source
+from fedmate.core.data import ClientData, batches, rows_of, share_source
 from fedmate.core.method import Setup, Training
 from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key, to_uniform
@@ -118,14 +118,6 @@ def test_one_image_by_hand(chosen: Draw) -> None:
         assert augment(IMAGE[None], Augmentation(1, False), key).tolist() == [[straight]]
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_the_margin_is_black_before_the_samples_are_normalised(mirrored: bool) -> None:
-    source = Source(IMAGE[None], torch.tensor(10.0), torch.tensor(4.0), Augmentation(1, True))
-    found = source.vary(torch.tensor([0]), key_of(Draw(0, 2, mirrored), 1)[None])
-    corner = [[2, 3, 0], [0, 3, 2]][mirrored]
-    assert found.tolist() == [[[[-2.5, -2.5, -2.5], [(value - 10) / 4 for value in corner]]]]
-
-
 def test_what_a_key_stands_for_never_changes() -> None:
     """Or records could not be repeated: splitmix64 by hand, in Python's own integers."""
     whole = 2**64
@@ -182,19 +174,6 @@ def test_the_largest_draw_stays_inside(crop: int, monkeypatch: pytest.MonkeyPatc
 
 
 # -------------------- clients
-
-
-def test_a_clients_samples_are_varied_by_its_key_and_their_place() -> None:
-    source = make_source()
-    data, key, ids = make_client(source, 3, 12), make_key(8), torch.tensor([11, 2, 5])
-    found = data.vary(ids, key)
-    for one, i in zip(found, ids.tolist(), strict=True):
-        own = fold(key, "augment", i)
-        raw = by_hand(source.samples[3 + 2 * i].numpy(), 2, draw(own, 2))
-        assert torch.equal(one, (torch.from_numpy(raw.copy()).float() - source.mean) / source.std)
-    assert torch.equal(found, source.vary(data.rows[ids], torch.stack([fold(key, "augment", i) for i in ids])))
-    assert not torch.equal(found, data.vary(ids, make_key(9)))
-    assert torch.equal(data.x, source.read(data.rows))
 
 
 def test_every_pass_varies_anew() -> None:
@@ -257,22 +236,3 @@ def prototypes(method: FedMate, data: ClientData, key: Tensor) -> Tensor:
     result = method.local_update(method.init_client(params, make_key(1)), download, data, key)
     found: Tensor = result.upload["prototypes"]
     return found
-
-
-def test_prototypes_of_varied_samples() -> None:
-    data, key = make_client(make_source(), 0, 14), make_key(3)
-    varied, plain = fedmate(proto_augment=True), fedmate()
-    model = varied.setup.model
-    params = model.init_params()
-
-    def means(x: Tensor) -> Tensor:
-        return class_means(model.features(params, x)[0], data.y, data.mask, 4)[0]
-
-    found = prototypes(varied, data, key)
-    expected = means(data.vary(torch.arange(14), fold(key, "prototypes")))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(prototypes(plain, data, key), means(data.x), rtol=0, atol=1e-6)
-    assert float((found - means(data.x)).abs().max()) > 1e-2
-    assert torch.equal(prototypes(varied, data, key), found)
-    assert float((prototypes(varied, data, make_key(4)) - found).abs().max()) > 1e-2
-    assert torch.equal(prototypes(plain, data, make_key(4)), prototypes(plain, data, key))

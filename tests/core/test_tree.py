@@ -72,13 +72,6 @@ class TestStructure:
         assert_identical(flatten(tree), before)
         assert_identical(doubled, unflatten({path: leaf + leaf for path, leaf in before.items()}))
 
-    def test_map_pairs_leaves_in_the_same_place(self) -> None:
-        first: Tree = {"a": torch.tensor(1.0), "b": {"c": torch.tensor(2.0)}}
-        # Another order of keys is the same tree.
-        second: Tree = {"b": {"c": torch.tensor(20.0)}, "a": torch.tensor(10.0)}
-        result = tree_map(lambda x, y, z: x + y + z, first, second, first)
-        assert_identical(result, {"a": torch.tensor(12.0), "b": {"c": torch.tensor(24.0)}})
-
     def test_select_takes_what_exists_in_the_trees_order(self) -> None:
         tree: Tree = {"b": torch.zeros(1), "a": {"x": torch.ones(1)}, "c": torch.zeros(2)}
         chosen = select(tree, ["c", "missing", "b"])

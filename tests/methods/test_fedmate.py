@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,12 +11,10 @@ import torch
 from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
 from tests.methods.small import TRAINING
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.backends.base import ClientReport, Round, RoundResult
 from fedmate.backends.sequential import Sequential
-from fedmate.components.classification_fusion import FusedClassifier, Fusion, train_classifier
 from fedmate.core import (
     BufferPolicy,
     ClientData,
@@ -39,7 +36,6 @@ from fedmate.core import (
 from fedmate.experiment.communication import CommunicationCost
 from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedrep import FedRep
-from fedmate.models.cnn import CifarCNN
 
 CLASSES = 4
 LABELS = ((0, 1, 2, 0, 1), (1, 1, 1), (0, 2, 2, 1, 0, 2))
@@ -329,45 +325,6 @@ def test_without_cci_classifiers_are_averaged_by_size() -> None:
 # -------------------- options
 
 
-@pytest.mark.parametrize(
-    ("kappa", "expected"),
-    [("shrink", [1.0, 0.75, 0.5, 0.25]), ("grow", [0.0, 0.25, 0.5, 0.75]), ("constant", [1.0, 1.0, 1.0, 1.0])],
-)
-def test_kappa_by_round_and_what_the_critic_replaces(
-    kappa: str, expected: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, kinds = [], []
-
-    def spy(*arguments: Any) -> FusedClassifier:
-        fusion = next(a for a in arguments if isinstance(a, Fusion))
-        found.append(float(fusion.kappa))
-        kinds.append(fusion.kinds)
-        return train_classifier(*arguments)
-
-    monkeypatch.setattr("fedmate.methods.fedmate.train_classifier", spy)
-    Run(make(rounds=4, kappa=kappa, discriminator="wgan_gp")).go((0,), (1,), (0,), (2,))
-    assert found == expected
-    assert kinds == [{"prototype": "bce", "classifier": "wgan_gp"}] * 4
-
-
-@pytest.mark.parametrize("start", ["own", "global"])
-def test_the_classifier_local_training_starts_from(start: str) -> None:
-    """At rate 0 the client's classifier stays what training starts from; what it holds is always its own."""
-    method = make(classifier_start=start)
-    run = Run(method).everybody(1)
-    server, before = run.servers[-1], run.clients[0]
-    download = method.download(server, torch.tensor(0))
-    assert differ(before["classifier"], server["classifier"])
-    held = method.personal_params(before, download)
-    assert_close(held["classifier"], before["classifier"], rtol=0, atol=0)
-    assert_close(held["extractor"], server["extractor"], rtol=0, atol=0)
-    frozen = make(classifier_start=start, classifier_learning_rate=0.0)
-    result = frozen.local_update(before, download, FEDERATION.clients[0], make_key(3))
-    expected = server["classifier"] if start == "global" else before["classifier"]
-    assert_close(result.params["classifier"], expected, rtol=0, atol=0)
-    assert_close(result.client["classifier"], expected, rtol=0, atol=0)
-
-
 def test_alternating_is_a_pass_of_each_in_turn() -> None:
     """Two epochs in turn are one epoch twice, fusion being constant but for the prototypes of the round's start."""
     quick = Training(batch_size=9, epochs=1, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
@@ -402,23 +359,6 @@ def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
 # -------------------- aggregation
 
 
-def test_the_verdict_is_the_previous_global_classifiers() -> None:
-    """What clients send as classifiers changes the integrated one, and neither the views nor the prototypes."""
-    method = make(cft="all")
-    run = Run(method).everybody(1)
-    server, ids, valid = run.servers[-1], torch.tensor([0]), torch.tensor([True])
-    result = method.local_update(run.clients[0], method.download(server, ids[0]), FEDERATION.clients[0], make_key(0))
-    upload = select(result.upload, method.wire(1).up)
-    two = stack([upload, {**upload, "prototypes": upload["prototypes"] + 0.5}])
-    shifted = {**two, "classifier": tree_map(lambda t: t * 3 + 1, two["classifier"])}
-    both = [method.aggregate(server, sent, torch.tensor([0, 2]), valid.expand(2)) for sent in (two, shifted)]
-    assert_close(both[0]["diagnostics"], both[1]["diagnostics"], rtol=0, atol=0)
-    assert_close(both[0]["prototypes"], both[1]["prototypes"], rtol=0, atol=0)
-    assert differ(both[0]["classifier"], both[1]["classifier"])
-    logits = functional.linear(two["prototypes"][:, 0], **server["classifier"])[:, 0]
-    assert_close(both[0]["diagnostics"]["verdict"][[0, 2], 0], logits.softmax(0))
-
-
 # -------------------- partial participation
 
 
@@ -450,22 +390,6 @@ def numbers(report: ClientReport, direction: str) -> tuple[int, int]:
     items = dict(report.down if direction == "down" else report.up)
     bookkeeping = items.pop("bookkeeping")
     return sum(items.values()) // 4, bookkeeping
-
-
-def test_the_ledger_of_the_cifar_network() -> None:
-    """A state of Q costs 108,970 numbers each way, another 2,570; counts, flags and the round are listed apart."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Model(CifarCNN().build((3, 32, 32), 10), classifier="classifier")
-    quick = Training(batch_size=4, epochs=1)
-    data = client_data(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 7]))
-    method = FedMate(setup=Setup(model, 10, 4, quick), cft="period:2")
-    run = Run(method, Federation((data,), data, 10)).everybody(4)
-    reports = [result.reports[0] for result in run.results]
-    assert [numbers(report, "up") for report in reports] == [(108_970, 80), (2_570, 80), (108_970, 80), (2_570, 80)]
-    assert [numbers(report, "down") for report in reports] == [(108_970, 18), (108_970, 18), (2_570, 18), (108_970, 18)]
-    assert reports[0].up == {"extractor": 425_600, "classifier": 5_160, "prototypes": 5_120, "bookkeeping": 80}
-    assert set(reports[1].up) == {"classifier", "prototypes", "bookkeeping"}
 
 
 def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
@@ -507,28 +431,3 @@ def test_a_skipped_round_is_trained_from_the_clients_own_extractor() -> None:
 
 
 # -------------------- diagnostics and views
-
-
-def test_diagnostics_are_by_client_id_with_zeros_for_those_who_stayed_away() -> None:
-    run = Run(make()).everybody(1).go((0, 2))
-    for result in run.results:
-        found = result.diagnostics["server"]
-        for name in ("size", "closeness", "verdict", "weights"):
-            assert found[name].shape == (3, CLASSES)
-        assert found["divergence"].shape == found["mixing"].shape == (3, CLASSES)
-        assert found["prototypes"].shape[0] == found["known"].shape[0] == CLASSES
-        assert set(found) == {
-            *("size", "closeness", "verdict", "weights", "divergence", "mixing", "prototypes", "known"),
-        }
-    first, second = (result.diagnostics["server"] for result in run.results)
-    assert_close(first["size"][:, 1], torch.tensor([2 / 6, 3 / 6, 1 / 6], dtype=torch.float64))
-    assert_close(second["size"][:, 1], torch.tensor([2 / 3, 0.0, 1 / 3], dtype=torch.float64))
-    for name in ("size", "closeness", "verdict", "weights"):
-        assert (second[name][1] == 0).all()
-        assert (second[name][[0, 2]] > 0)[:, :3].all()
-    assert ((second["divergence"] >= 0) & (second["divergence"] <= 2 * math.log(2))).all()
-    assert_close(second["mixing"].sum(0), torch.ones(CLASSES, dtype=torch.float64))
-    clients = run.results[1].diagnostics["clients"]
-    assert {name: tensor.shape for name, tensor in clients.items()} == {"losses": (2, 3), "prototypes": (2, CLASSES, 2)}
-    weights = second["weights"][[0, 2], :3, None]
-    assert_close(run.servers[-1]["prototypes"][:3], (weights * clients["prototypes"][:, :3]).sum(0))

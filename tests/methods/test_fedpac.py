@@ -224,21 +224,6 @@ def test_features_are_drawn_to_prototypes() -> None:
         assert all(not torch.allclose(one, other, rtol=0, atol=1e-6) for other in ends[i + 1 :])
 
 
-def test_statistics_are_those_of_the_received_model_and_prototypes_of_the_trained_one() -> None:
-    method = make()
-    trained, stayed = (
-        update(m, start(m), 0)
-        for m in (
-            method,
-            FedPAC(setup=Setup(normed_model(classes=CLASSES), CLASSES, 3, Training(epochs=0)), classifier_epochs=0),
-        )
-    )
-    assert_close(trained["statistics"], stayed["statistics"], rtol=0, atol=0)
-    assert not torch.allclose(trained["prototypes"], stayed["prototypes"])
-    shares = torch.tensor([2, 2, 1, 0])[:, None] / 5
-    assert_close(stayed["statistics"]["shares"], stayed["prototypes"] * shares, rtol=0, atol=1e-7)
-
-
 # -------------------- reductions
 
 
@@ -301,15 +286,6 @@ def test_every_participant_gets_its_own_combination_and_the_others_keep_theirs()
         recorded = torch.zeros(6, 6).double()
         recorded[torch.tensor([1, 3, 4])[:, None], torch.tensor([1, 3, 4])] = weights
         assert_close(found["diagnostics"]["weights"], recorded, rtol=0, atol=1e-9)
-
-
-def test_a_newcomer_receives_the_average_classifier() -> None:
-    method, uploads = make(), uploads_of(3)
-    uploads["class_counts"] = torch.tensor([[4, 0, 0, 0], [1, 1, 0, 0], [0, 0, 2, 0]])
-    found = aggregate(method, start(method), uploads, [0, 1, 3])
-    received = method.download(found, torch.tensor(-1))
-    assert_close(received["classifier"]["bias"], torch.full((CLASSES,), (4 * 1 + 2 * 2 + 2 * 3) / 8).double())
-    assert_close(method.global_params(found), {**select(received, ("extractor", "classifier", "buffers"))})
 
 
 # -------------------- clients find their like

@@ -108,13 +108,3 @@ def test_two_personal_layers_keep_the_last_layer_of_the_extractor_too() -> None:
     own = [client["extractor"] for client in backend.clients]
     assert [set(tensors) for tensors in own] == [{"3.weight", "3.bias"}] * 3
     assert not torch.equal(own[0]["3.weight"], own[1]["3.weight"])
-
-
-def test_the_last_layer_is_the_modules_last_not_the_trees() -> None:
-    """A tree that was stored and read again may list its layers in another order."""
-    model = perceptron()
-    method = FedPer(setup=Setup(model, 3, 3, TRAINING), personal_layers=2)
-    params = model.init_params()
-    turned = {**params, "extractor": dict(reversed(params["extractor"].items()))}
-    assert set(method.init_server(turned, 3, make_key(0))["extractor"]) == {"1.weight", "1.bias"}
-    assert set(method.init_client(turned, make_key(0))["extractor"]) == {"3.weight", "3.bias"}

@@ -158,19 +158,6 @@ def test_prototypes_alone_cross_and_are_all_that_a_client_learns_of_others(weigh
 # -------------------- prototypes
 
 
-def test_a_class_out_of_reach_keeps_its_prototype_and_one_nobody_holds_stays_unknown() -> None:
-    """Class 0 is held by clients 0 and 2; in the second round only clients 1 and 3 are there."""
-    method = make()
-    backend = Sequential(method, Federation(CLIENTS, TEST, CLASSES), make_key(4), workers=1)
-    server = method.init_server(normed_model(classes=CLASSES).init_params(), 4, make_key(4))
-    first = backend.run_round(server, Round(0, (0, 1, 2), evaluate=False)).server
-    second = backend.run_round(first, Round(1, (1, 3), evaluate=False)).server
-    assert first["known"].tolist() == second["known"].tolist() == [True, True, True, False]
-    assert torch.equal(second["prototypes"][0], first["prototypes"][0])
-    assert not torch.equal(second["prototypes"][1:3], first["prototypes"][1:3])
-    assert (second["prototypes"][3] == 0).all()
-
-
 # -------------------- the nearest prototype
 
 
@@ -197,13 +184,6 @@ def test_the_nearest_known_prototype_wins() -> None:
     assert torch.equal(chosen, distances.argmin(-1))
     assert set(chosen.tolist()) == {0, 1, 3}
     assert_close({**view, "classifier": None}, {**client, "classifier": None}, rtol=0, atol=0)
-
-
-def test_a_classifier_without_bias_has_no_such_view() -> None:
-    model = Model(nn.Sequential(nn.Flatten(), nn.Linear(8, CLASSES, bias=False)).double(), classifier="1")
-    method = FedProto(setup=Setup(model, CLASSES, 1, TRAINING))
-    _, [result] = run(method, 1)
-    assert "nearest_prototype" not in result.views
 
 
 def test_a_classifier_of_several_layers_is_refused() -> None:

@@ -101,16 +101,3 @@ def test_classifiers_never_mix() -> None:
     assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
     assert not torch.equal(servers[0]["extractor"]["0.weight"], servers[2]["extractor"]["0.weight"])
     assert not torch.equal(ends[0][0]["classifier"]["weight"], ends[0][1]["classifier"]["weight"])
-
-
-def test_there_is_no_global_view_and_the_tuned_one_has_another_classifier() -> None:
-    model = normed_model()
-    method = FedRep(setup=Setup(model, 3, 2, training()), tuning_epochs=2)
-    params = model.init_params()
-    client, server = method.init_client(params, make_key(0)), method.init_server(params, 3, make_key(0))
-    assert method.global_params(server) is None
-    views = method.extra_views(client, method.download(server, torch.tensor(0)), CLIENTS[0], make_key(1))
-    assert set(views) == {"classifier_tuned"}
-    for part in ("extractor", "buffers"):
-        assert_close(views["classifier_tuned"][part], params[part], rtol=0, atol=0)
-    assert not torch.allclose(views["classifier_tuned"]["classifier"]["weight"], params["classifier"]["weight"])

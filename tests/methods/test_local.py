@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
-from fedmate.core import ClientData, Federation, Model, Setup, Training, Wire, client_data, make_key, normal
+from fedmate.core import ClientData, Federation, Model, Setup, Training, client_data, make_key, normal
 from fedmate.methods.local import Local
 
 Array = NDArray[np.float64]
@@ -69,14 +69,3 @@ def test_two_steps_by_hand() -> None:
             "buffers": {},
         }
         assert_close(backend.clients[0], expected, rtol=0, atol=1e-12)
-
-
-def test_pre_is_the_model_the_last_round_left() -> None:
-    """Nothing is received, so the views before and after a broadcast are the same for those who took part."""
-    setup = Setup(linear_model(), 3, 2, Training(batch_size=2, epochs=1, learning_rate=0.5))
-    data = samples(1, [0, 2, 1, 0, 1, 2])
-    backend = Sequential(Local(setup=setup), Federation((data, data), data, 3), make_key(0), workers=1)
-    views = backend.run_round({}, Round(0, (0, 1), evaluate=True)).views
-    assert_close(views["pre"], views["post"], rtol=0, atol=0)
-    assert Local.primary_view == "post"
-    assert Local(setup=setup).wire(0) == Wire(frozenset(), frozenset())

@@ -15,7 +15,6 @@ from tests.methods.small import CLIENTS, TRAINING, normed_model
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-import fedmate
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
@@ -40,13 +39,9 @@ from fedmate.core import (
 from fedmate.core.layers import sample_context
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
-from fedmate.experiment.predict import load_model
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedprox import FedProx
 from fedmate.methods.moon import MOON, _cosine, _frozen_features
-
-PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
-"""What is said of prior calibration where there is none."""
 
 
 def run(method: Method, schedule: tuple[tuple[int, ...], ...]) -> tuple[Sequential, list[RoundResult]]:
@@ -239,17 +234,6 @@ def test_the_classifier_reads_what_two_layers_make_of_the_features() -> None:
     model.check(x, 3)
 
 
-def test_it_is_a_function_of_the_network_alone() -> None:
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    one = official(normed_model("shared")).init_params()
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(2)
-    same, other = official(normed_model("shared")).init_params(), official(normed_model("shared", seed=6)).init_params()
-    assert_close(same, one, rtol=0, atol=0)
-    assert not torch.equal(other["classifier"]["weight"], one["classifier"]["weight"])
-
-
 # -------------------- the projection in runs
 
 
@@ -267,29 +251,3 @@ def _few_digits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATASETS._rows, "few", FewDigits)
         yield
-
-
-SETTINGS: dict[str, Any] = {
-    "rounds": 3,
-    "checkpoint_every": 1,
-    "backend": "sequential",
-    "dataset.name": "few",
-    "partition.name": "iid",
-    "partition.clients": 3,
-    "partition.examples": 10,
-    "model.name": "digits_cnn",
-    "model.width": 8,
-    "training.epochs": 1,
-    "method.projection": "official",
-}
-
-
-def test_what_leaves_is_complete(tmp_path: Path) -> None:
-    fedmate.run(method="moon", set={**SETTINGS, "rounds": 1}, out=tmp_path / "run")
-    x = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8))
-    model = fedmate.export(tmp_path / "run", global_=True, to=tmp_path / "model.safetensors")
-    again = load_model(tmp_path / "model.safetensors")
-    assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
-    assert again.architecture == model.architecture
-    options = {**PLAIN, "contrastive_weight": 1.0, "temperature": 0.5, "projection": "official"}
-    assert model.architecture["method"] == {"name": "moon", "options": options}

@@ -175,17 +175,4 @@ def test_the_common_variate_does_not_drift_from_those_of_ragged_clients() -> Non
         assert_close(results[-1].server["control"], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("still", [replace(TRAINING, learning_rate=0.0), replace(TRAINING, epochs=0)])
-def test_a_round_without_a_step_leaves_variates_alone(still: Training) -> None:
-    method = Scaffold(setup=Setup(normed_model(), 3, 2, TRAINING))
-    backend, results = run(method, RAGGED, 2)
-    server, client = results[-1].server, backend.clients[0]
-    setup = replace(method.setup, training=still)
-    download = method.download(server, torch.tensor(0))
-    result = replace(method, setup=setup).local_update(client, download, RAGGED[0], make_key(1))
-    assert_close(result.client["control"], client["control"], rtol=0, atol=0)
-    for part in ("change", "control_change"):
-        assert not any(leaf.any() for tensors in result.upload[part].values() for leaf in tensors.values())
-
-
 # -------------------- what crosses

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-import fedmate
 from fedmate.core import Model
-from fedmate.data.arrays import Pool
-from fedmate.experiment.predict import load_model
 from fedmate.models.mlp import MLP
 
 
@@ -51,16 +46,3 @@ def test_is_linear_layers_with_activations_between(shape: tuple[int, ...], depth
 def test_number_of_parameters(options: dict[str, Any], shape: tuple[int, ...], extractor: int, total: int) -> None:
     model = Model(MLP(**options).build(shape, 10), classifier="classifier")
     assert (model.extractor_size, model.num_parameters) == (extractor, total)
-
-
-def test_can_be_exported(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 4)), np.arange(60) % 3
-    settings = {"rounds": 1, "partition.name": "iid", "partition.clients": 3, "model.name": "mlp", "model.width": 8}
-    folder = tmp_path / "run"
-    fedmate.run(method="fedper", set=settings, data=Pool(x[:30], y[:30], x[30:], y[30:]), out=folder)
-    model = fedmate.export(folder, client=1)
-    assert model.architecture == {"name": "mlp", "options": {"buffers": "shared", "width": 8, "depth": 2}}
-    model.save(tmp_path / "m.safetensors")
-    found = load_model(tmp_path / "m.safetensors").predict(x).probabilities
-    assert np.array_equal(found, model.predict(x).probabilities)

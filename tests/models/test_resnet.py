@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-import fedmate
 from fedmate.backends import BACKENDS
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.vectorised import Vectorised
@@ -32,9 +29,7 @@ from fedmate.core import (
     make_key,
     normal,
 )
-from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.predict import load_model
 from fedmate.methods import METHODS
 from fedmate.models.resnet import ResNet18
 
@@ -69,23 +64,6 @@ def test_number_of_parameters(norm: str) -> None:
     assert model.num_parameters == 11_173_962
     assert model.extractor_size == 11_168_832
     assert model.width == 512
-
-
-@pytest.mark.parametrize(
-    ("shape", "classes", "total"),
-    [
-        ((1, 28, 28), 62, 11_173_962 - 2 * 64 * 9 + 513 * 52),
-        ((3, 64, 64), 10, 11_173_962),
-        ((3, 8, 64), 10, 11_173_962),
-        # The large stem has 49 - 9 weights more for each pair of channels; with 1000 classes it is the paper's network.
-        ((3, 65, 8), 10, 11_173_962 + 40 * 3 * 64),
-        ((3, 224, 224), 1000, 11_689_512),
-    ],
-)
-def test_the_stem_depends_on_the_longer_side(shape: tuple[int, ...], classes: int, total: int) -> None:
-    with torch.device("meta"):
-        module = ResNet18().build(shape, classes)
-    assert sum(p.numel() for p in module.parameters()) == total
 
 
 def by_hand(state: dict[str, Tensor], x: Tensor, groups: int) -> Tensor:
@@ -258,59 +236,4 @@ def test_back_ends_agree(norm: str, policy: BufferPolicy) -> None:
     assert Vectorised.refusal(*lab(norm, policy)) is None
 
 
-def test_private_statistics_go_on_from_the_clients_own() -> None:
-    """The first layer's mean, by hand: what was there decays, each batch adds a tenth of what it sees."""
-    federation = lab("batch", "private").federation
-    ended = run("batch", "private", "sequential")
-    # Client 2 has one batch in a round: both of its samples.
-    received = ended.rounds[0].server["extractor"]["conv1.weight"]
-    seen = functional.conv2d(federation.clients[2].x, received, padding=1).mean((0, 2, 3))
-    first, second = (states[2]["buffers"]["norm1.running_mean"] for states in ended.clients)
-    assert_close(second, 0.9 * first + 0.1 * seen, rtol=0, atol=1e-12)
-
-
 # -------------------- leaving
-
-
-def pool() -> Pool:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(48, 1, 8, 8)), np.arange(48) % 3
-    return Pool(x[:24], y[:24], x[24:], y[24:])
-
-
-SETTINGS = {
-    "rounds": 1,
-    "backend": "sequential",
-    "partition.name": "iid",
-    "partition.clients": 3,
-    "model.name": "resnet18",
-    "model.width": 4,
-    "method.tuning_epochs": 0,
-}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"groups": 2},
-        {"norm": "batch"},
-        {"norm": "batch", "buffers": "private"},
-        {"norm": "batch", "buffers": "dropped"},
-    ],
-)
-def test_can_be_exported(tmp_path: Path, options: dict[str, Any]) -> None:
-    folder, data = tmp_path / "run", pool()
-    settings = {**SETTINGS, **{f"model.{name}": value for name, value in options.items()}}
-    record = fedmate.run(method="fedavg", set=settings, data=data, out=folder)
-    model = fedmate.export(folder, client=1)
-    everything = {"buffers": "shared", "norm": "group", "groups": 32, "width": 4, **options}
-    assert model.architecture == {"name": "resnet18", "options": everything}
-    split = data.arrays.test
-    assert split is not None
-    right = model.predict(split.x).labels == split.y
-    expected = 100 * np.mean([right[split.y == k].mean() for k in range(3)])
-    assert record.clients[1]["pre_balanced"] == pytest.approx(expected)
-    model.save(tmp_path / "m.safetensors")
-    found = load_model(tmp_path / "m.safetensors").predict(split.x).probabilities
-    assert np.allclose(found, model.predict(split.x).probabilities, rtol=0, atol=1e-5)
-    assert len({*model.predict(split.x).labels.tolist()}) > 1
