@@ -21,7 +21,7 @@ from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel, Predictions, check_target
 from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs, run_all
-from fedmate.experiment.priors import Wanted
+from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Display
@@ -139,12 +139,12 @@ def export(
     data: Pool | Sites | None = None,
     model: nn.Module | None = None,
 ) -> PortableModel:
-    """Take one model out of a run, as `fedmate export` does.
+    """Export one model of a run, as `fedmate export` does.
 
     Args:
         folder: the run's; it may be going on.
-        client: the number of the client whose model it is, as it is after the last broadcast (the view `pre`).
-        global_: whether it is the aggregated model instead.
+        client: the number of a client; its model is the one after the last broadcast (the view `pre`).
+        global_: whether to export the aggregated model instead.
         to: a new file to write it to, `.safetensors` or `.pt2`.
         data: the samples of a run on your own, if its method trains once more before use, or if a calibrated run is not
             finished.
@@ -198,17 +198,15 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
     return predicting.load_model(_path("path", path, FILE), model)
 
 
-def predict(
-    model: PortableModel | str | Path, x: ArrayLike | str | Path, *, prior: Wanted | None = None
-) -> Predictions:
+def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, prior: Prior | None = None) -> Predictions:
     """Return the classes of raw samples, as `fedmate predict` does.
 
     Args:
-        model: what `export` or `load_model` gave, or the path of its file.
+        model: the result of `export` or `load_model`, or the path of its file.
         x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a `.npy`, `.npz` or `.csv` file.
-        prior: how likely classes are among the samples, for a model that was trained with `method.calibration`:
-            `uniform`, `own` (as among its client's training samples), `estimated` (from the samples), or a number for
-            each class. By default `own`, and `uniform` for a model that is no client's.
+        prior: the class shares among the samples, for a model that was trained with `method.calibration`: `uniform`,
+            `own` (those of its client's training samples), `estimated` (from the samples), or a number per class. By
+            default `own`, and `uniform` for a global model.
 
     Raises:
         UserError: the model, the samples or the prior cannot be used.
@@ -228,7 +226,7 @@ def predict(
 def adapt(
     folder: str | Path, data: Pool | str | Path, *, to: str | Path | None = None, model: nn.Module | None = None
 ) -> Adaptation:
-    """Let a client that was not in training make a run's model its own, as `fedmate adapt` does.
+    """Let an unseen client adapt a run's model, as `fedmate adapt` does.
 
     It receives the broadcast, trains once on its own samples, and is tested before and after that.
 
@@ -246,10 +244,10 @@ def adapt(
     Example:
         >>> import tempfile
         >>> record = run(method="fedavg", set={"rounds": 1, "partition.clients": 2}, out=tempfile.mkdtemp() + "/run")
-        >>> newcomer = adapt(record.folder, Pool([[0.0] * 64, [16.0] * 64] * 5, [3, 8] * 5))
-        >>> newcomer.samples
+        >>> found = adapt(record.folder, Pool([[0.0] * 64, [16.0] * 64] * 5, [3, 8] * 5))
+        >>> found.samples
         {'train': {'3': 4, '8': 4}, 'test': {'3': 1, '8': 1}}
-        >>> newcomer.model.origin["client"], sorted(newcomer.accuracy["after"])
+        >>> found.model.origin["client"], sorted(found.accuracy["after"])
         ('newcomer', ['balanced', 'own'])
     """
     samples = data if isinstance(data, Pool) else _path("data", data, SAMPLES)

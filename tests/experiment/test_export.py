@@ -103,7 +103,7 @@ def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:
     return 100 * float(np.mean([(labels[y == k] == k).mean() for k in np.unique(y)]))
 
 
-# -------------------- the same model
+# The same model.
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedavg", "fedbabu", "fedmate", "fedpac", "fedrod", "local", "moon"])
@@ -113,7 +113,7 @@ def test_a_model_is_as_good_as_the_record_says(finished: Runs, method: str) -> N
     rows = [row for row in Record(folder).clients if not row["newcomer"]]
     found = [balanced(export_model(folder, client), x, y) for client in range(4)]
     assert found == pytest.approx([row["pre_balanced"] for row in rows], abs=1e-9)
-    # Or one model could be taken for another, or for one that has not been trained. FedPAC begins slowly.
+    # A confusion of models, or with untrained ones, must show. FedPAC begins slowly.
     assert max(found) > 14 or method == "fedpac"
     assert len({*found}) > 2 or rows[0]["global_balanced"] == rows[0]["pre_balanced"]
     if rows[0]["global_balanced"] is None:
@@ -152,7 +152,7 @@ def test_it_says_what_it_is(finished: Runs) -> None:
     json.dumps([model.origin, model.architecture], allow_nan=False)
 
 
-# -------------------- networks and data from Python
+# Networks and data from Python.
 
 
 def network() -> nn.Module:
@@ -212,16 +212,14 @@ def test_a_network_from_python_is_asked_for(tmp_path: Path) -> None:
     model = fedmate.export(folder, client=0, model=network(), to=tmp_path / "m.safetensors")
     assert model.architecture["name"] == "given"
     assert model.predict(np.zeros(4)).class_names[0] in ("red", "green", "blue")
-    with pytest.raises(UserError, match=r"holds the tensors of a network that came from Python.*model=\.\.\."):
+    with pytest.raises(UserError, match=r"needs the layers of a network that came from Python.*model=\.\.\."):
         load_model(tmp_path / "m.safetensors")
-    with pytest.raises(UserError, match=r"^`model` has another structure"):
-        load_model(tmp_path / "m.safetensors", nn.Linear(4, 3))
     again = load_model(tmp_path / "m.safetensors", network())
     x = np.random.default_rng(1).normal(size=(9, 4))
     assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
 
 
-# -------------------- a method that trains once more before use
+# A method that trains once more before use.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +283,7 @@ def test_what_it_needs_for_that_is_asked_for(tmp_path: Path, monkeypatch: pytest
     assert balanced(model, *split) == pytest.approx(record.clients[1]["pre_balanced"], abs=1e-9)
 
 
-# -------------------- runs that are not finished
+# Runs that are not finished.
 
 
 class Stop(Observer):
@@ -351,16 +349,14 @@ def test_a_damaged_run_is_not_read_again_for_ever(tmp_path: Path) -> None:
     assert export_model(folder, 1).origin["client"] == 1
 
 
-# -------------------- what is refused
+# What is refused.
 
 
-@pytest.mark.parametrize("client", [-1, 4, 30])
+@pytest.mark.parametrize("client", [-1, 4])
 def test_a_client_that_is_not_there(finished: Runs, client: int) -> None:
-    folder = finished("fedper")
-    with pytest.raises(UserError) as caught:
-        export_model(folder, client)
-    why = " (newcomers were kept out of training, so they have no model)" if client > 0 else ""
-    assert str(caught.value) == f"`{folder}` has clients 0 to 3, not {client}{why}; choose one of these."
+    why = r" \(held-out clients have no model\)" if client > 0 else ""
+    with pytest.raises(UserError, match=rf"has clients 0 to 3, not {client}{why}; choose one of these\.$"):
+        export_model(finished("fedper"), client)
 
 
 def test_exactly_one_model_is_chosen(finished: Runs, tmp_path: Path) -> None:
@@ -369,11 +365,6 @@ def test_exactly_one_model_is_chosen(finished: Runs, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"^`client` and `global_` choose the model; give exactly one of them\.$"):
             fedmate.export(folder, **choice)  # type: ignore[arg-type]
     assert fedmate.export(folder, client=0).origin["client"] == 0
-
-
-def test_nothing_is_computed_for_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"`\.pth`; name the model `\.safetensors` or `\.pt2`\.$"):
-        fedmate.export("nowhere", client=0, to=tmp_path / "model.pth")
 
 
 def test_data_that_is_not_the_runs(finished: Runs) -> None:

@@ -1,4 +1,4 @@
-"""`fedmate export`, `predict` and `adapt`: models that leave, and clients that arrive."""
+"""`fedmate export`, `predict` and `adapt`: exported models and unseen clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def export(
     client: Annotated[int | None, typer.Option(metavar="N", help="The model of this client.")] = None,
     global_: Annotated[bool, typer.Option("--global", help="The aggregated model instead.")] = False,
 ) -> None:
-    """Take one model out of a run, to be used without it."""
+    """Export one model of a run."""
     from fedmate.experiment.export import export_model
     from fedmate.experiment.predict import check_target
 
@@ -31,34 +31,34 @@ def export(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What `fedmate export` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A `.safetensors` file that `fedmate export` wrote.")],
     samples: Annotated[Path, typer.Argument(metavar="INPUT", help="Raw samples: `.npy`, `.npz` or `.csv`.")],
-    to: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="New file for the answers.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="New file for the predictions.")] = None,
     prior: Annotated[
         str | None,
         typer.Option(
             metavar="PRIOR",
-            help="How likely classes are, for a calibrated model: `own`, `uniform`, `estimated` from INPUT, or numbers "
-            "with commas, in the order of classes. [default: `own` for a client's model, else `uniform`]",
+            help="Class shares, for a calibrated model: `own`, `uniform`, `estimated` (from INPUT), or numbers with "
+            "commas, in the order of classes. [default: `own` for a client's model, else `uniform`]",
         ),
     ] = None,
 ) -> None:
-    """Tell the class of each sample and how probable it is, as CSV."""
+    """Predict the class of each sample, with its probability, as CSV."""
     from fedmate.experiment.predict import load_model
     from fedmate.storage import check_new, write_for_user
 
     if to is not None:
         if to.suffix != ".csv":
-            raise UserError(f"`--to` is `{to}`, but the answers are CSV; name the file `.csv`.")
+            raise UserError(f"`--to` is `{to}`, but predictions are CSV; name the file `.csv`.")
         check_new(to)
-    answers = load_model(model).predict(samples, prior)
-    for note in answers.notes:
-        # Beside the answers, which may be on their way into another program.
+    predictions = load_model(model).predict(samples, prior)
+    for note in predictions.notes:
+        # Not on standard output, which may be piped.
         typer.echo(f"Note: {one_line(note)}", err=True)
     if to is None:
-        typer.echo(answers.to_csv(), nl=False)
+        typer.echo(predictions.to_csv(), nl=False)
     else:
-        write_for_user(to, answers.to_csv().encode())
+        write_for_user(to, predictions.to_csv().encode())
 
 
 def adapt(
@@ -66,24 +66,26 @@ def adapt(
     data: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="A new client's raw samples: `.npz` (`train_x`, `train_y`) or `.csv` (column `label`)."
+            metavar="FILE",
+            help="An unseen client's raw samples: `.npz` (`train_x`, `train_y`) or `.csv` (column `label`).",
         ),
     ],
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="New file for its model: `.safetensors` or `.pt2`.")
     ] = None,
 ) -> None:
-    """Let a new client make a run's model its own, and test it."""
+    """Let an unseen client adapt a run's model, and test it before and after."""
     from fedmate.experiment.adapt import adapt
     from fedmate.report.tables import adapted, samples_by_class
 
-    newcomer, console = adapt(folder, data, to), make_console()
-    for note in newcomer.notes:
+    found, console = adapt(folder, data, to), make_console()
+    for note in found.notes:
         console.out(f"Note: {note}", highlight=False)
-    origin = newcomer.model.origin
-    what = f"{origin['method']} on {origin['dataset']}, after round {origin['round']}"
-    console.out(f"A newcomer to {what}:", highlight=False)
-    for table in (adapted(newcomer.accuracy), samples_by_class(newcomer.samples)):
+    origin = found.model.origin
+    console.out(
+        f"Unseen client, {origin['method']} on {origin['dataset']}, after round {origin['round']}:", highlight=False
+    )
+    for table in (adapted(found.accuracy), samples_by_class(found.samples)):
         console.print(table, highlight=False)
     if to is not None:
         console.out(f"Model: {to}", highlight=False)

@@ -1,6 +1,6 @@
-"""Models that leave: one network with everything that is needed to use it, as an object and as a file.
+"""Exported models: one network with everything that its use needs, as an object and as a file.
 
-model.safetensors   the network's `state_dict`, under its own names; what it is, as one string of metadata
+model.safetensors   the network's `state_dict` under its own names, and a description as one string of metadata
 model.pt2           a graph that PyTorch runs without fedmate, on raw samples: see `pt2`
 """
 
@@ -11,7 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -30,25 +30,24 @@ from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment import pt2
 from fedmate.experiment.build import make_method
-from fedmate.experiment.config import ConfigSource, Experiment, resolve
-from fedmate.experiment.inputs import as_samples, read_array
-from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Wanted
+from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Prior
+from fedmate.experiment.sample_files import as_samples, read_array
 from fedmate.experiment.signature import Signature
 from fedmate.experiment.user_inputs import UserInputs, structure
 from fedmate.models import MODELS
 
 FORMAT = 1
-SUFFIXES = (".safetensors", ".pt2")
 
 
 class Predictions(NamedTuple):
-    """What a network answers.
+    """Predictions for some samples.
 
     Attributes:
         labels: `[samples]`, the most probable class.
         class_names: its name, for each sample.
         probabilities: `[samples, classes]`.
-        prior: how likely each class was taken to be, `[classes]`; `None` from a model without calibration.
+        prior: the class shares that the model answers for, `[classes]`; `None` without prior calibration.
         notes: sentences the user should read.
     """
 
@@ -59,28 +58,29 @@ class Predictions(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def to_csv(self) -> str:
-        """Return a row for each sample, counted from 0: its class and how probable that is."""
+        """Return a row for each sample, counted from 0, with its class and the probability of that class."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(["sample", "class", "probability"])
         for i, (label, name) in enumerate(zip(self.labels, self.class_names, strict=True)):
-            rows.writerow([i, name, f"{self.probabilities[i, label]:.6f}"])
+            # Names come from a file that somebody else may have written, and go to a terminal.
+            printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+            rows.writerow([i, printable, f"{self.probabilities[i, label]:.6f}"])
         return text.getvalue()
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class PortableModel:
-    """A network that needs no federation any more.
+    """A network that needs its run no more.
 
     Attributes:
-        module: plain PyTorch, on the CPU, in evaluation mode; it reads normalised samples and answers with logits.
-        signature: what it reads and answers.
+        module: plain PyTorch, on the CPU, in evaluation mode; it reads normalised samples and returns logits.
+        signature: of its inputs and outputs.
         architecture: `name` and `options`, as in the section `[model]` of an experiment; if a method added layers, then
             `method`, with the `name` and the `options` of its section.
-        origin: where it comes from: `method`, `dataset`, `client` (a number, `global` or `newcomer`), `round` and the
-            version of `fedmate`.
-        calibration: what it needs in order to answer for other distributions of classes.
+        origin: `method`, `dataset`, `client` (a number, `global` or `newcomer`), `round` and the version of `fedmate`.
+        calibration: what it needs to answer for other class shares.
 
     Example:
         >>> signature = Signature((2,), ("cold", "warm"), Normalisation((10.0,), (5.0,)), "float32")
@@ -96,55 +96,53 @@ class PortableModel:
     origin: dict[str, Any]
     calibration: Calibration = NO_CALIBRATION
 
-    def predict(self, x: ArrayLike | str | Path, prior: Wanted | None = None) -> Predictions:
-        """Return the classes of raw samples; the data set's normalisation is done here.
+    def predict(self, x: ArrayLike | str | Path, prior: Prior | None = None) -> Predictions:
+        """Return the classes of raw samples; they are normalised here.
 
         Args:
             x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a file that holds them.
-            prior: for a calibrated model, how likely classes are among them: `uniform`, `own` (as among its client's
-                training samples), `estimated` (from these samples), or a number for each class. By default `own`,
-                and `uniform` for a model that is no client's.
+            prior: the class shares among them, for a calibrated model: `uniform`, `own` (those of its client's
+                training samples), `estimated` (from these samples), or a number per class. By default `own`, and
+                `uniform` for a global model.
 
         Raises:
-            UserError: the samples cannot be answered, or there is no such prior.
+            UserError: the samples do not fit the model, or there is no such prior.
         """
-        chosen = self.calibration.choose(prior, len(self.signature.class_names))
         name, values = ("x", x) if not isinstance(x, str | Path) else (str(x), read_array(Path(x)))
-        samples = as_samples(name, as_numbers(name, values), self.signature.input_shape)
-        logits = self._logits(name, samples)
-        if chosen is None:
-            return self._answers(logits)
-        settled = chosen.settle(logits)
-        answers = self._answers(settled.adjust(logits))
-        notes = (settled.describe(self.signature.class_names, len(logits)), *settled.doubts(logits))
-        return answers._replace(prior=settled.shares.numpy(), notes=notes)
+        logits = self._logits(name, as_samples(name, as_numbers(name, values), self.signature.input_shape))
+        if prior is None and not self.calibration.tau:
+            return self._predictions(logits)
+        chosen, shares = self.calibration.choose(prior, logits)
+        adjusted = self.calibration.adjust(logits, chosen, shares)
+        changed = int((adjusted.argmax(-1) != logits.argmax(-1)).sum())
+        notes = self.calibration.describe(chosen, shares, changed, len(logits), self.signature.class_names)
+        return self._predictions(adjusted)._replace(prior=shares.numpy(), notes=tuple(notes))
 
     def save(self, path: str | Path) -> None:
-        """Write it to a new file, `.safetensors` or `.pt2`; raise `UserError` if that cannot be done."""
+        """Write it to a new file, `.safetensors` or `.pt2`."""
         path = Path(path)
         check_target(path)
         storage.write_for_user(path, self.to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
 
+    def to_safetensors(self) -> bytes:
+        """Return the content of its file."""
+        return pack(dict(self.module.state_dict()), self._note(self.signature))
+
     def __repr__(self) -> str:
-        """Say what it is."""
         origin = self.origin
         who = f"client {origin['client']}" if isinstance(origin.get("client"), int) else origin.get("client")
         made = f"{origin.get('method')} on {origin.get('dataset')}, {who}, round {origin.get('round')}"
         return f"PortableModel({self.architecture['name']}: {made})"
 
     def _logits(self, name: str, samples: NDArray[Any]) -> Tensor:
-        """Return the network's answers, asked some samples at a time, as in a run's evaluation."""
+        """Return the network's answers, in chunks as in a run's evaluation."""
         chunks = [samples[start : start + CHUNK] for start in range(0, len(samples), CHUNK)]
         try:
             with torch.no_grad():
                 logits = torch.cat([self.module(self._tensor(chunk)) for chunk in chunks])
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise UserError(f"`{name}` cannot be answered by this network ({reason}); give other samples.") from error
-        classes = len(self.signature.class_names)
-        if logits.shape != (len(samples), classes) or not logits.is_floating_point():
-            answer = f"{list(logits.shape)} {logits.dtype}"
-            raise UserError(f"`{name}` got an answer {answer} from a model of {classes} classes; export it again.")
+            raise UserError(f"`{name}` makes the model fail ({reason}); give other samples.") from error
         odd = (~torch.isfinite(logits.softmax(-1)).all(1)).nonzero()
         if len(odd):
             raise UserError(
@@ -152,39 +150,31 @@ class PortableModel:
             )
         return logits
 
-    def _answers(self, logits: Tensor) -> Predictions:
+    def _predictions(self, logits: Tensor) -> Predictions:
         labels = logits.argmax(-1).numpy()
         names = [self.signature.class_names[label] for label in labels]
         return Predictions(labels, names, logits.softmax(-1).numpy())
 
     def _tensor(self, samples: NDArray[Any]) -> Tensor:
-        """Normalise samples as runs do; what is too large for the network's precision is found in its answer."""
+        """Normalise samples as runs do; numbers beyond the network's precision show up in its answers."""
         dtype = getattr(torch, self.signature.dtype)
         source = self.signature.normalisation.source(samples.astype(np.float64), Augmentation(), dtype, "cpu")
         return source.read(torch.arange(len(samples)))
 
-    def to_safetensors(self) -> bytes:
-        """Return it as a file has it."""
-        return pack(dict(self.module.state_dict()), self._note(self.signature))
-
     def _to_pt2(self) -> bytes:
+        # The graph normalises by itself.
         note = self._note(replace(self.signature, normalisation=Normalisation()))
         return pt2.write(self.module, self.signature, json.dumps(note, allow_nan=False))
 
     def _note(self, signature: Signature) -> dict[str, Any]:
-        note = {
-            "format": FORMAT,
-            "signature": signature.to_dict(),
-            "architecture": self.architecture,
-            "origin": self.origin,
-        }
-        # Left out where there is none: as in all files from before there was any.
-        return {**note, "calibration": self.calibration.to_dict()} if self.calibration.tau else note
+        note = {"format": FORMAT, "signature": signature.to_dict(), "architecture": self.architecture}
+        note["origin"] = self.origin
+        return {**note, "calibration": asdict(self.calibration)} if self.calibration.tau else note
 
 
 def check_target(path: Path) -> None:
     """Raise `UserError` unless a model can be written to a new file of this name."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (".safetensors", ".pt2"):
         raise UserError(f"`{path}` ends in `{path.suffix}`; name the model `.safetensors` or `.pt2`.")
     storage.check_new(path)
 
@@ -193,11 +183,11 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
     """Read a model that `fedmate export` wrote; nothing in the file is executed.
 
     Args:
-        path: the file, `.safetensors` or `.pt2`.
-        model: the network's structure, for a `.safetensors` file of a network that came from Python; it is copied.
+        path: the file, `.safetensors`.
+        model: the layers of a network that came from Python; they are copied.
 
     Raises:
-        UserError: it is missing, damaged or something else.
+        UserError: the file is missing, damaged or something else.
     """
     path = Path(path)
     if path.suffix == ".pt2":
@@ -208,45 +198,33 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
     if path.suffix != ".safetensors":
         raise UserError(f"`{path}` is no model; give a `.safetensors` file that `fedmate export` wrote.")
     try:
-        return _from_safetensors(path, path.read_bytes(), model)
+        tensors, note = unpack(path.read_bytes())
+        signature, architecture, origin, calibration = _parse(note)
+        module = _build(path, signature, architecture, model)
+        module.load_state_dict(tensors)
     except OSError as error:
         raise UserError(
-            f"`{path}` cannot be read ({error.strerror}); give a `.safetensors` file that `fedmate export` wrote."
+            f"`{path}` cannot be read ({error.strerror}); give a file that `fedmate export` wrote."
         ) from None
-    except DamagedError as error:
-        raise UserError(
-            f"`{path}` cannot be used: {error}; give a model that `fedmate export` wrote, or export it again."
-        ) from None
-
-
-def _from_safetensors(path: Path, data: bytes, model: nn.Module | None) -> PortableModel:
-    tensors, note = unpack(data)
-    signature, architecture, origin, calibration = _parse(note)
-    module = _build(path, signature, architecture, model)
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split("\n")[1:2]).strip()
-        raise DamagedError(f"its tensors do not fit its architecture ({reason})") from error
+    except (DamagedError, RuntimeError) as error:
+        reason = str(error) if isinstance(error, DamagedError) else "its tensors do not fit its architecture"
+        raise UserError(f"`{path}` cannot be used: {reason}; export it again.") from None
     return PortableModel(module.eval(), signature, architecture, origin, calibration)
 
 
 def _parse(note: Any) -> tuple[Signature, dict[str, Any], dict[str, Any], Calibration]:
-    """Return what a note says about a network."""
+    """Return the signature, the architecture, the origin and the calibration of a network."""
     try:
         if note["format"] != FORMAT:
             raise DamagedError(f"it is of format {note['format']}, written by another version of fedmate")
         signature, architecture = Signature.from_dict(note["signature"]), _section(note["architecture"])
         if "method" in note["architecture"]:
             architecture["method"] = _section(note["architecture"]["method"])
-        sound = (
-            signature.dtype in ("float32", "float64") and min(*signature.input_shape, len(signature.class_names)) > 0
-        )
+        classes = len(signature.class_names)
+        sound = signature.dtype in ("float32", "float64") and min(*signature.input_shape, classes) > 0
         if not sound or not all(std > 0 for std in signature.normalisation.std):
             raise DamagedError("its description makes no sense")
-        calibration = NO_CALIBRATION
-        if "calibration" in note:
-            calibration = Calibration.from_dict(note["calibration"], len(signature.class_names))
+        calibration = Calibration.from_dict(note["calibration"], classes) if "calibration" in note else NO_CALIBRATION
         return signature, architecture, dict(note["origin"]), calibration
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"its description is not fedmate's ({type(error).__name__})") from error
@@ -261,16 +239,16 @@ def _section(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(path: Path, signature: Signature, architecture: dict[str, Any], model: nn.Module | None) -> nn.Module:
-    """Make the network that a file holds the tensors of."""
+    """Make the network whose tensors a file holds."""
     name, options = architecture["name"], architecture["options"]
     if name == "given" and model is None:
         raise UserError(
-            f"`{path}` holds the tensors of a network that came from Python, but not its layers; give them with "
+            f"`{path}` needs the layers of a network that came from Python; load it in Python with "
             "`fedmate.load_model(path, model=...)`, or export it as `.pt2`."
         )
     if name != "given" and model is not None:
         raise UserError(f"`model` is given, but `{path}` holds `{name}`, which fedmate has; leave it out.")
-    # As in an experiment: what is wrong with an option is said in the same words.
+    # As in an experiment, so that a wrong option gets the same error.
     sections = {"model": {**options, "name": name}}
     if "method" in architecture:
         sections["method"] = {**architecture["method"]["options"], "name": architecture["method"]["name"]}
@@ -278,26 +256,17 @@ def _build(path: Path, signature: Signature, architecture: dict[str, Any], model
     chosen = experiment.model
     if model is not None and structure(model) != chosen.options["digest"]:
         raise UserError("`model` has another structure than the network that was trained; give the same one.")
-    if "method" in architecture:
-        return _build_with_method(experiment, signature, model)
-    if model is not None:
-        module = copy.deepcopy(model)
-    else:
+    try:
+        if "method" in architecture:
+            # The method added layers, and adds them again.
+            on_cpu = experiment.with_general(device="cpu", dtype=signature.dtype)
+            whole = make_method(on_cpu, signature, UserInputs(module=model)).setup.model
+            return whole.to_module(whole.init_params())
         with torch.random.fork_rng(devices=[]):
-            try:
-                module = MODELS[name](**chosen.options).build(signature.input_shape, len(signature.class_names))
-            except (RuntimeError, MemoryError) as error:
-                raise DamagedError("its network cannot be built") from error
+            shape, classes = signature.input_shape, len(signature.class_names)
+            module = copy.deepcopy(model) if model else MODELS[name](**chosen.options).build(shape, classes)
+    except (RuntimeError, MemoryError, TypeError) as error:
+        raise DamagedError("its network cannot be built") from error
     if chosen.options["buffers"] == "dropped":
         drop_statistics(module)
     return module.to("cpu", getattr(torch, signature.dtype))
-
-
-def _build_with_method(experiment: Experiment, signature: Signature, module: nn.Module | None) -> nn.Module:
-    """Make a network as a run does whose method adds layers to it."""
-    on_cpu = experiment.with_general(device="cpu", dtype=signature.dtype)
-    try:
-        model = make_method(on_cpu, signature, UserInputs(module=module)).setup.model
-    except (RuntimeError, MemoryError) as error:
-        raise DamagedError("its network cannot be built") from error
-    return model.to_module(model.init_params())

@@ -19,7 +19,7 @@ from fedmate.data.paths import expand
 from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.export import describe
+from fedmate.experiment.export import TrainedRun, describe
 from fedmate.experiment.partitioning import make_federation, split_samples
 from fedmate.experiment.signature import Signature
 from fedmate.experiment.user_inputs import NO_INPUTS
@@ -103,20 +103,9 @@ def open_site(run_config: Mapping[str, Any], node_config: Mapping[str, Any], tok
     )
 
 
-@final
-@dataclass(frozen=True)
-class _Trained:
-    """A plan that is some rounds old."""
-
-    experiment: Experiment
-    method: Method
-    signature: Signature
-    round: int
-
-
 def _describe(plan: Plan, client: int, counts: list[int], params: Tree, done: int) -> bytes:
     """Return a client's own model as `fedmate predict` reads it."""
-    run = _Trained(plan.experiment, plan.method, plan.signature, done)
+    run = TrainedRun(plan.experiment, plan.method, plan.signature, done)
     return describe(run, params, client, counts).to_safetensors()
 
 
