@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -7,6 +8,10 @@ import pytest
 import torch
 
 from fedmate.data.paths import VARIABLE
+
+# Triton asks once, when it is imported, which any test may be the first to do.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("fedmate", deadline=None)

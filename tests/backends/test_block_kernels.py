@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
@@ -18,10 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed: it comes with torch for CUDA", allow_module_level=True)
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-
-from fedmate.backends.block_kernels import TritonKernels  # noqa: E402 - after the interpreter is asked for
+from fedmate.backends.block_kernels import TritonKernels  # noqa: E402 - Triton is there
 
 SHAPES = {
     "first layer": (3, 12, 12, 16, 5, 0),

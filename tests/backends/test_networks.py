@@ -107,25 +107,6 @@ def test_a_network_that_looks_inside_a_block_keeps_its_layers(data: ClientData) 
     assert "its gradients differ by" in said[0]
 
 
-class Changing(Peeking):
-    """Looks inside a block in training alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.layers[0](x).tanh() if self.training else self.layers(x)
-        answer: Tensor = self.classifier(z.mean((2, 3)))
-        return answer
-
-
-def test_a_network_that_is_another_in_training_keeps_its_layers(data: ClientData) -> None:
-    said: list[str] = []
-    kernels = CountingKernels()
-    faster = computed_with(Model(Changing(), classifier="classifier"), kernels, data, "tf32", said.append)
-    asked = kernels.asked
-    faster.logits(faster.init_params(), data.x)
-    assert kernels.asked == asked
-    assert "its gradients differ by" in said[0]
-
-
 def test_a_cpu_fuses_blocks_and_rounds_nothing(data: ClientData) -> None:
     method = METHODS["fedavg"](setup=Setup(model(), 2, 1, Training()))
     accelerated = accelerate(method, Federation((data,), data, 2), "bf16", pytest.fail)

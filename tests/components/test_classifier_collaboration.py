@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -106,16 +104,6 @@ def test_risks_are_those_of_the_triple_loop() -> None:
         assert not found[i, off, i].any()
 
 
-def test_a_client_that_does_not_count_stands_alone() -> None:
-    flat, valid = random(8, 4, 6), torch.tensor([True, False, True, True])
-    flat[1] = 0
-    found = risk_matrices(flat @ flat.T, torch.arange(4), torch.tensor([1.0, 0, 1, 1]).double(), valid)
-    assert_close(found[:, 1], torch.eye(4).double()[1].expand(4, 4))
-    assert_close(found[:, :, 1], torch.eye(4).double()[1].expand(4, 4))
-    diagonals = found.diagonal(dim1=1, dim2=2)[:, valid]
-    assert_close(diagonals.mean(1), torch.ones(4).double())
-
-
 # -------------------- weights are optimal
 
 
@@ -143,30 +131,6 @@ def test_hard_problems_are_solved(clients: int, width: int) -> None:
             assert violation(risk(shares, variances, i), weights[i]) < 1e-6
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """One to sixty clients, in groups or not, near and far, with variances of any size."""
-    clients, width = draw(st.integers(1, 60)), draw(st.integers(1, 12))
-    seed, groups = draw(st.integers(0, 2**32)), draw(st.integers(1, 8))
-    apart, noise = draw(st.sampled_from([0.0, 1e-3, 1.0, 1e3])), draw(st.sampled_from([0.0, 1e-5, 1e-2, 1.0]))
-    shares = apart * random(seed, groups, 1, width)[torch.arange(clients) % groups]
-    low = draw(st.sampled_from([0.0, 3.0, 8.0]))
-    variances = 10 ** (-low * uniform(make_key(seed), (clients,), torch.float64))
-    absent = draw(st.lists(st.integers(0, clients - 1), max_size=4))
-    variances[absent] = 0
-    return shares + noise * random(seed + 1, clients, 1, width), variances * draw(st.sampled_from([1e-6, 1.0, 1e6]))
-
-
-@settings(max_examples=60)
-@given(cases())
-def test_weights_are_optimal(case: tuple[Tensor, Tensor]) -> None:
-    shares, variances = case
-    weights = combining_weights(shares, variances, everybody(len(shares)))
-    check_weights(weights)
-    for i in range(len(shares)):
-        assert violation(risk(shares, variances, i), weights[i]) < 1e-6
-
-
 def by_supports(matrix: Numbers) -> Numbers:
     """Return the optimum by trying every set of clients: on the right one, Q z = 1 and alpha = z / sum z."""
     size, best, lowest = len(matrix), np.zeros(len(matrix)), np.inf
@@ -189,9 +153,6 @@ def test_weights_are_those_found_by_trying_everything(clients: int) -> None:
         for i in range(clients):
             expected = by_supports(risk(shares, variances, i).numpy())
             assert_close(weights[i], torch.from_numpy(expected), rtol=0, atol=1e-9)
-
-
-# -------------------- weights mean what they should
 
 
 # -------------------- who takes part

@@ -41,16 +41,6 @@ def shares_of(counts: list[list[int]]) -> Tensor:
 # -------------------- eq. 7
 
 
-def test_rows_are_averaged_by_class_counts() -> None:
-    """Class 0: 1 of client 0, 3 of client 1. Class 1: client 1 only. Class 2: nobody. Class 3: alike."""
-    sent = uploaded(2)
-    found = integrate(PREVIOUS, sent, shares_of([[1, 0, 0, 2], [3, 5, 0, 2]]))
-    for name in ("weight", "bias"):
-        first, second = sent[name]
-        rows = [0.25 * first[0] + 0.75 * second[0], second[1], PREVIOUS[name][2], (first[3] + second[3]) / 2]
-        assert_close(found[name], torch.stack(rows), rtol=0, atol=1e-15)
-
-
 @given(counts=st.lists(st.lists(st.integers(0, 5), min_size=CLASSES, max_size=CLASSES), min_size=1, max_size=5))
 @settings(max_examples=60)
 def test_one_holder_copies_its_row_and_no_holder_keeps_the_old_one(counts: list[list[int]]) -> None:
@@ -67,13 +57,6 @@ def test_one_holder_copies_its_row_and_no_holder_keeps_the_old_one(counts: list[
             else:
                 assert (row <= rows[holders].amax(0) + 1e-12).all()
                 assert (row >= rows[holders].amin(0) - 1e-12).all()
-
-
-def test_a_classifier_without_bias() -> None:
-    sent = {"weight": uploaded(2)["weight"]}
-    found = integrate({"weight": PREVIOUS["weight"]}, sent, shares_of([[1, 1, 1, 1], [1, 1, 1, 1]]))
-    assert set(found) == {"weight"}
-    assert_close(found["weight"], sent["weight"].mean(0))
 
 
 # -------------------- over classes
@@ -134,13 +117,6 @@ def by_hand(steps: int, learning_rate: float, reduction: Reduction) -> Tree:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fine_tuning_is_plain_sgd_on_the_known_prototypes(reduction: Reduction, steps: int) -> None:
     assert_close(tuned(steps, 0.1, reduction), by_hand(steps, 0.1, reduction), rtol=0, atol=1e-13)
-
-
-def test_a_sum_moves_as_many_times_further_as_there_are_known_classes() -> None:
-    start, mean, total = model().init_params()["classifier"], tuned(reduction="mean"), tuned(reduction="sum")
-    for name in ("weight", "bias"):
-        assert_close(total[name] - start[name], 3 * (mean[name] - start[name]), rtol=0, atol=1e-14)
-        assert not torch.allclose(mean[name], start[name])
 
 
 def test_an_unknown_class_is_no_target_but_stays_in_the_softmax() -> None:

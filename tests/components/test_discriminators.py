@@ -122,6 +122,3 @@ def test_the_penalty_is_10_and_its_points_depend_on_the_key() -> None:
     wild = Rows(rows().real * 5, rows().fake * 5, torch.ones(CLASSES, dtype=torch.bool))
     losses = {float(discriminator_loss(discriminator(), wild, "wgan_gp", make_key(seed))) for seed in range(4)}
     assert len(losses) > 1
-
-
-# -------------------- who is compared

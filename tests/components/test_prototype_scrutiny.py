@@ -18,7 +18,6 @@ from fedmate.components.prototype_scrutiny import (
     Beta,
     Scrutiny,
     Similarity,
-    closeness_view,
     jensen_shannon,
     scrutinise,
     verdict_view,
@@ -117,9 +116,6 @@ def test_without_a_holder_weights_are_zero_and_everything_is_finite(beta: Beta, 
     assert_close(found.weights[:, [0, 2]], whole.weights[:, [0, 2]], rtol=0, atol=0)
 
 
-# -------------------- the odd view out
-
-
 # -------------------- divergence
 
 
@@ -194,14 +190,6 @@ def test_a_small_example_by_hand(beta: Beta, similarity: Similarity) -> None:
     assert (found.weights[:, 1] == 0).all()
 
 
-def test_the_centroid_does_not_know_counts_and_leaves_out_others() -> None:
-    """Of three clients two hold the class, at right angles and equally long: both are as close, to 45 degrees."""
-    prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[-9.0, 4.0]]], dtype=torch.float64)
-    holders = torch.tensor([[True], [True], [False]])
-    found = closeness_view(prototypes, holders, "cosine")
-    assert_close(found[:, 0], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
-
-
 @pytest.mark.parametrize("worst", [0.0, -0.5])
 def test_raw_logits_fall_back_to_softmax_class_by_class(worst: float) -> None:
     logits = torch.zeros(3, 2, 2, dtype=torch.float64)
@@ -212,16 +200,3 @@ def test_raw_logits_fall_back_to_softmax_class_by_class(worst: float) -> None:
     assert_close(raw[:, 0], torch.tensor([1 / 8, 2 / 8, 5 / 8], dtype=torch.float64))
     assert_close(raw[:, 1], peaked[:, 1], rtol=0, atol=0)
     assert not torch.allclose(raw[:, 0], peaked[:, 0])
-
-
-def test_a_negative_logit_of_somebody_without_the_class_is_no_reason_to_fall_back() -> None:
-    logits = torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64).reshape(3, 1, 1)
-    found = verdict_view(logits, torch.tensor([[True], [True], [False]]), "raw")[:, 0]
-    assert_close(found, torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64))
-
-
-def test_softmax_is_safe_for_large_logits() -> None:
-    logits = torch.tensor([1e4, 1e4 - 1, -1e4], dtype=torch.float64).reshape(3, 1, 1)
-    found = verdict_view(logits, torch.ones(3, 1, dtype=torch.bool), "softmax")[:, 0]
-    first = 1 / (1 + math.exp(-1))
-    assert_close(found, torch.tensor([first, 1 - first, 0.0], dtype=torch.float64))

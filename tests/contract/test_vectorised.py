@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.contract.unreadable import Unreadable
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round
@@ -53,7 +54,7 @@ def test_clients_are_padded_to_the_largest(plain_lab: Lab) -> None:
     assert torch.func.vmap(num_samples, (PER_CLIENT,))(stacked).tolist() == [7, 4, 1, 5, 6]
 
 
-def as_fake(mode: FakeTensorMode, backend: Vectorised, lab: Lab) -> tuple[Vectorised, Tree]:
+def as_fake(mode: Unreadable, backend: Vectorised, lab: Lab) -> tuple[Vectorised, Tree]:
     """Return a back end and a server state whose tensors have shapes but no content."""
 
     def data(real: ClientData) -> ClientData:
@@ -76,7 +77,7 @@ def trace(lab: Lab) -> None:
         task = Round(t, (0, 2, 3), evaluate=True)
         backend = Vectorised(lab.method, lab.federation, lab.key)
         backend.train(lab.server(), task)
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        with Unreadable(allow_non_fake_inputs=True) as mode, torch.no_grad():
             fake, server = as_fake(mode, backend, lab)
             cohort = fake.train(server, task)
             server = lab.method.aggregate(server, cohort.uploads, torch.tensor(task.participants), cohort.valid)

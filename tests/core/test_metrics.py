@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedmate.core.data import ClientData, client_data
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.metrics import CHUNK, class_accuracies, mean_loss
+from fedmate.core.metrics import CHUNK, class_accuracies
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree, stack, tree_map
 
@@ -45,15 +44,6 @@ def make_data(samples: int, classes: int = 4, seed: int = 0) -> ClientData:
 def expected_logits(x: Tensor) -> Tensor:
     logits: Tensor = make_module().eval()(x)
     return logits.detach()
-
-
-class TestMeanLoss:
-    @pytest.mark.parametrize("samples", [1, 7, CHUNK, 2 * CHUNK + 13])
-    def test_is_the_mean_over_all_samples_in_evaluation_mode(self, samples: int) -> None:
-        model, data = make_model(), make_data(samples)
-        found = mean_loss(model, model.init_params(), data)
-        expected = functional.cross_entropy(expected_logits(data.x), data.y)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 class TestClassAccuracies:

@@ -170,9 +170,6 @@ def test_the_largest_draw_stays_inside(crop: int, monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(found[0].numpy(), by_hand(images[0].numpy(), crop, Draw(2 * crop, 2 * crop, False)))
 
 
-# -------------------- varying, at large
-
-
 # -------------------- clients
 
 

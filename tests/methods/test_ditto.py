@@ -134,6 +134,3 @@ def test_a_personal_model_has_statistics_of_its_own(buffers: BufferPolicy) -> No
     download = method.download(server, torch.tensor(0))
     received = {part: tree for part, tree in download.items() if part in method.wire(0).down}
     assert_close(method.personal_params(one, received), one["personal_model"], rtol=0, atol=0)
-
-
-# -------------------- settings

@@ -163,9 +163,3 @@ def test_a_classifier_of_zeros_is_refused() -> None:
         make(model).prepare(model)
     fine = normed_model()
     assert make(fine).prepare(fine) is fine
-
-
-# -------------------- what crosses
-
-
-# -------------------- settings

@@ -353,12 +353,6 @@ def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
     assert differ(own[1], plain[0])
 
 
-# -------------------- round 0 and awkward clients
-
-
-# -------------------- aggregation
-
-
 # -------------------- partial participation
 
 
@@ -428,6 +422,3 @@ def test_a_skipped_round_is_trained_from_the_clients_own_extractor() -> None:
         run.everybody(1)
         ends.append(stack(run.clients))
     assert_close(ends[0], ends[1], rtol=0, atol=0)
-
-
-# -------------------- diagnostics and views

@@ -210,20 +210,6 @@ def update(method: FedPAC, server: Tree, i: int) -> Tree:
         return method.local_update(client, received, CLIENTS[i], make_key(3)).upload
 
 
-def test_features_are_drawn_to_prototypes() -> None:
-    """Known ones first; the client's own for its other classes, as long as any class is known."""
-    method = make(alignment_weight=2.0)
-    server = {**start(method), "prototypes": normal(make_key(8), (CLASSES, 16), torch.float64)}
-    uploads = {}
-    for name, known in {"none": [], "elsewhere": [3], "one": [0], "all": [0, 1, 2, 3]}.items():
-        mask = torch.zeros(CLASSES, dtype=torch.bool)
-        mask[known] = True
-        uploads[name] = update(method, {**server, "known": mask}, 0)["extractor"]["0.weight"]
-    ends = list(uploads.values())
-    for i, one in enumerate(ends):
-        assert all(not torch.allclose(one, other, rtol=0, atol=1e-6) for other in ends[i + 1 :])
-
-
 # -------------------- reductions
 
 
@@ -286,12 +272,6 @@ def test_every_participant_gets_its_own_combination_and_the_others_keep_theirs()
         recorded = torch.zeros(6, 6).double()
         recorded[torch.tensor([1, 3, 4])[:, None], torch.tensor([1, 3, 4])] = weights
         assert_close(found["diagnostics"]["weights"], recorded, rtol=0, atol=1e-9)
-
-
-# -------------------- clients find their like
-
-
-# -------------------- what crosses
 
 
 # -------------------- settings

@@ -28,7 +28,6 @@ from fedmate.core import (
     normal,
     uniform,
 )
-from fedmate.errors import UserError
 from fedmate.methods.fedproto import FedProto
 from fedmate.methods.local import Local
 
@@ -155,9 +154,6 @@ def test_prototypes_alone_cross_and_are_all_that_a_client_learns_of_others(weigh
     assert not torch.equal(ends[0][1], ends[1][1])
 
 
-# -------------------- prototypes
-
-
 # -------------------- the nearest prototype
 
 
@@ -184,15 +180,3 @@ def test_the_nearest_known_prototype_wins() -> None:
     assert torch.equal(chosen, distances.argmin(-1))
     assert set(chosen.tolist()) == {0, 1, 3}
     assert_close({**view, "classifier": None}, {**client, "classifier": None}, rtol=0, atol=0)
-
-
-def test_a_classifier_of_several_layers_is_refused() -> None:
-    layers = nn.Sequential(
-        nn.Flatten(), nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES))
-    )
-    model = Model(layers, classifier="2")
-    with pytest.raises(UserError, match="`classifier` must be a single linear layer"):
-        FedProto(setup=Setup(model, CLASSES, 1, TRAINING)).prepare(model)
-
-
-# -------------------- settings

@@ -89,6 +89,3 @@ def test_without_weight_it_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> None:
         assert_close(a.reports, b.reports, rtol=0, atol=0)
         assert set(a.views) == {"pre", "post", "global"}
         assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
-
-
-# -------------------- what crosses

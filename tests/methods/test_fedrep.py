@@ -78,9 +78,6 @@ def test_a_round_by_hand() -> None:
         assert_close(client["classifier"]["weight"], torch.from_numpy(own)[:, None], rtol=0, atol=1e-12)
 
 
-# -------------------- phases
-
-
 # -------------------- what stays with the client
 
 

@@ -138,6 +138,3 @@ def test_a_classifier_of_two_layers_is_refused() -> None:
         FedRoD(setup=Setup(model, 3, 1, TRAINING)).prepare(model)
     bare = Model(nn.Sequential(nn.Flatten(), nn.Linear(8, 3, bias=False)), classifier="1")
     assert FedRoD(setup=Setup(bare, 3, 1, TRAINING)).prepare(bare) is bare
-
-
-# -------------------- what crosses

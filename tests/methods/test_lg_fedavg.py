@@ -63,9 +63,6 @@ def test_a_round_by_hand() -> None:
         assert_close(client, expected, rtol=0, atol=1e-12)
 
 
-# -------------------- reductions
-
-
 # -------------------- what stays with the client
 
 
@@ -102,6 +99,3 @@ def test_nothing_of_the_extractor_crosses_whatever_buffers_are_declared(buffers:
     means = [client["buffers"]["1.running_mean"] for client in backend.clients]
     assert not torch.equal(means[0], means[1])
     assert all(set(client) == {"extractor", "buffers"} for client in backend.clients)
-
-
-# -------------------- settings

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +34,6 @@ from fedmate.core import (
     unmapped,
 )
 from fedmate.core.layers import sample_context
-from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.data.digits import Digits
 from fedmate.methods.fedavg import FedAvg
 from fedmate.methods.fedprox import FedProx
 from fedmate.methods.moon import MOON, _cosine, _frozen_features
@@ -207,9 +202,6 @@ def test_a_feature_vector_of_zeros_has_no_direction_and_does_no_harm(mapped: boo
     assert_close(_cosine(other, torch.zeros_like(other)), torch.zeros(3))
 
 
-# -------------------- what stays and what crosses
-
-
 # -------------------- the projection
 
 
@@ -232,22 +224,3 @@ def test_the_classifier_reads_what_two_layers_make_of_the_features() -> None:
     expected = hidden @ params["extractor"]["5.2.weight"].T + params["extractor"]["5.2.bias"]
     assert_close(model.features(params, x)[0], expected)
     model.check(x, 3)
-
-
-# -------------------- the projection in runs
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewDigits(Dataset):
-    """The first digits only."""
-
-    def load(self, folder: Path) -> Arrays:
-        everything = Digits().load(Path())
-        return everything._replace(train=Samples(everything.train.x[:120], everything.train.y[:120]))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_digits() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS._rows, "few", FewDigits)
-        yield

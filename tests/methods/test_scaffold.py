@@ -173,6 +173,3 @@ def test_the_common_variate_does_not_drift_from_those_of_ragged_clients() -> Non
         share = sizes.sum() / (len(sizes) * met.double().mean())
         expected = tree_map(lambda leaf, share=share: leaf * share, weighted_mean(controls(backend), sizes))
         assert_close(results[-1].server["control"], expected, rtol=0, atol=1e-12)
-
-
-# -------------------- what crosses

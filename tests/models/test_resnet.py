@@ -234,6 +234,3 @@ def test_back_ends_agree(norm: str, policy: BufferPolicy) -> None:
     assert all(float((before[name] - after[name]).abs().max()) > 1e-4 for name in before)
     assert all(report.valid for result in one.rounds for report in result.reports)
     assert Vectorised.refusal(*lab(norm, policy)) is None
-
-
-# -------------------- leaving
