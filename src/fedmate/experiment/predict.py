@@ -113,9 +113,7 @@ class PortableModel:
         if prior is None and not self.calibration.tau:
             return self._predictions(logits)
         chosen, shares = self.calibration.choose(prior, logits)
-        adjusted = self.calibration.adjust(logits, chosen, shares)
-        changed = int((adjusted.argmax(-1) != logits.argmax(-1)).sum())
-        notes = self.calibration.describe(chosen, shares, changed, len(logits), self.signature.class_names)
+        adjusted, notes = self.calibration.adjust(logits, chosen, shares, self.signature.class_names)
         return self._predictions(adjusted)._replace(prior=shares.numpy(), notes=tuple(notes))
 
     def save(self, path: str | Path) -> None:

@@ -21,9 +21,6 @@ Prior: TypeAlias = str | ArrayLike
 
 WORDS = ("estimated", "own", "uniform")
 
-FEW = 100
-"""An estimate from fewer samples is uncertain: a share of one half by 0.05 and more (one standard error)."""
-
 SHOWN = 5
 """How many classes a sentence lists."""
 
@@ -86,40 +83,27 @@ class Calibration:
             raise UserError("`prior` is `own`, but a global model belongs to no client; use one of the others.")
         return name, torch.tensor(self.shares, dtype=torch.float64)
 
-    def adjust(self, logits: Tensor, name: str, shares: Tensor) -> Tensor:
-        """Return the logits of a calibrated model for a prior that `choose` gave."""
-        # The model answers for equally likely classes; one number added to all logits would only round.
-        return logits if name == "uniform" else logits + prior_adjustment(shares, self.tau).to(logits.dtype)
-
-    def describe(self, name: str, shares: Tensor, changed: int, samples: int, class_names: Sequence[str]) -> list[str]:
-        """Return what a user should know about a prior that `choose` gave.
-
-        Args:
-            name: of the prior.
-            shares: of the classes.
-            changed: how many answers differ from those for `uniform`.
-            samples: how many there are.
-            class_names: one per class.
-        """
+    def adjust(self, logits: Tensor, name: str, shares: Tensor, class_names: Sequence[str]) -> tuple[Tensor, list[str]]:
+        """Return the logits for a prior that `choose` gave, and sentences about it that the user should read."""
         if name == "uniform":
+            # The model answers for equally likely classes; one number added to all logits would only round.
             rest = "" if self.tau == 1 else f" (calibrated with {self.tau:g}: some class shares of training remain)"
-            return [f"the prior is `uniform`: {len(shares)} equally likely classes{rest}."]
-        order = [k for k in shares.argsort(descending=True, stable=True).tolist() if shares[k] >= 0.0005]
-        listed, ruled_out = [f"`{class_names[k]}` {100 * shares[k]:.1f} %" for k in order], int((shares == 0).sum())
-        notes = [f"the prior is `{name}`: {_first(listed)}" + f", {ruled_out} ruled out" * bool(ruled_out) + "."]
+            return logits, [f"the prior is `uniform`: {len(shares)} equally likely classes{rest}."]
+        adjusted, samples = logits + prior_adjustment(shares, self.tau).to(logits.dtype), len(logits)
+        likely = [k for k in shares.argsort(descending=True, stable=True).tolist() if shares[k] >= 0.0005]
+        notes = [f"the prior is `{name}`: {_first([f'`{class_names[k]}` {100 * shares[k]:.1f} %' for k in likely])}."]
         # An estimate gives each class a bit: less than half a sample says nothing.
         least = 0.5 / samples if name == "estimated" else 0
         unheld = [f"`{class_names[k]}`" for k, held in enumerate(self.shares or ()) if not held and shares[k] > least]
         if unheld:
             notes.append(f"the model's client has no training sample of {_first(unheld)}.")
-        if name == "estimated" and samples < FEW:
-            notes.append(f"the estimate is uncertain: it rests on {samples} samples.")
+        changed = int((adjusted.argmax(-1) != logits.argmax(-1)).sum())
         if name == "estimated" and changed:
             notes.append(
-                f"the estimate changed {changed} of {samples} answers against `uniform`; a model that is too unsure, "
-                "as after few rounds, collapses to few classes, so compare both."
+                f"the estimate changed {changed} of {samples} answers against `uniform`; from few samples, or with a "
+                "model that is too unsure, as after few rounds, it can be wrong, so compare both."
             )
-        return notes
+        return adjusted, notes
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], classes: int) -> Calibration:
