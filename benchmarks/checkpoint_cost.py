@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -26,7 +26,7 @@ import torch
 import fedmate
 from fedmate.backends.sequential import available_cores
 from fedmate.core import Tree
-from fedmate.experiment.checkpoint import Checkpoint, Progress, Standing
+from fedmate.experiment.checkpoint import Checkpoint, RunState
 
 CLIENTS, TOUCHED, STATE_BYTES = 10_000, 100, 430_000
 
@@ -43,9 +43,9 @@ def measure_round() -> dict[str, Any]:
     saves: list[float] = []
     save = Checkpoint.save
 
-    def timed(self: Checkpoint, progress: Progress, touched: Collection[int]) -> None:
+    def timed(self: Checkpoint, state: RunState, server: Tree, clients: Mapping[int, Tree]) -> None:
         start = time.perf_counter()
-        save(self, progress, touched)
+        save(self, state, server, clients)
         saves.append(time.perf_counter() - start)
 
     Checkpoint.save = timed  # type: ignore[method-assign]
@@ -77,13 +77,19 @@ def measure_round() -> dict[str, Any]:
 
 
 @final
-class Alike(Sequence[Tree]):
+class Alike(Mapping[int, Tree]):
     """Many clients in one state, which takes no memory."""
 
-    def __len__(self) -> int:
-        return CLIENTS
+    def __init__(self, clients: range) -> None:
+        self._clients = clients
 
-    def __getitem__(self, index: int) -> Tree:  # type: ignore[override]
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __getitem__(self, index: int) -> Tree:
         return {"classifier": {"weight": torch.full((STATE_BYTES // 4,), float(index))}}
 
 
@@ -97,7 +103,7 @@ def measure_many(folder: Path) -> dict[str, Any]:
     before: set[tuple[str, int]] = set()
     for done, touched in ((1, range(CLIENTS)), (2, range(0, CLIENTS, CLIENTS // TOUCHED))):
         start = time.perf_counter()
-        checkpoint.save(Progress(Standing(done), server, Alike()), touched)
+        checkpoint.save(RunState(done), server, Alike(touched))
         seconds = time.perf_counter() - start
         files = {(path.name, path.stat().st_ino): path for path in folder.rglob("*") if path.is_file()}
         new = [path for key, path in files.items() if key not in before]

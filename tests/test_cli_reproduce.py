@@ -214,7 +214,7 @@ def test_a_sweep_that_is_stopped_continues_with_the_same_command(grid: Path, tmp
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "0 of 2 cells are finished; the same command continues" in errors
-    standings = [Checkpoint(folder).standing.round for folder in runs.iterdir()]
+    standings = [Checkpoint(folder).state.round for folder in runs.iterdir()]
     assert len(standings) == 2
     assert all(standing > 0 for standing in standings)
 

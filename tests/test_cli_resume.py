@@ -305,7 +305,7 @@ REFUSED: dict[str, Case] = {
     "no checkpoint": (
         ["--resume", "record"],
         lambda p: shutil.rmtree(p / "checkpoint"),
-        ["`record/checkpoint/checkpoint.json` is damaged or foreign", "it is missing", "`--out`"],
+        ["`record/checkpoint/checkpoint.json` is damaged or foreign", "it is missing"],
     ),
     "damaged manifest": (
         ["--resume", "record"],
@@ -367,7 +367,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sys, "argv", ["fedmate", *RUN, "--out", str(folder)])
         with pytest.raises(SystemExit):
             cli.main()
-    assert Checkpoint(folder).standing.round == 2
+    assert Checkpoint(folder).state.round == 2
     return folder
 
 
@@ -439,7 +439,7 @@ def test_a_process_that_gets_a_signal_can_be_continued_by_another(
     assert said is not None, err
     assert "Traceback" not in out
     assert 1 <= int(said[1]) < 80
-    assert Checkpoint(tmp_path / "record").standing.round == int(said[1])
+    assert Checkpoint(tmp_path / "record").state.round == int(said[1])
     again = fedmate_("run", "--resume", "record")
     assert (again.status, again.err) == (0, "")
     assert f"local: continuing after round {said[1]}/80" in again.out

@@ -281,7 +281,7 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
     try:
         opened = new_runs(request, target) if resume is None else resumed_runs(request, _path("resume", resume, RUN))
         with opened as jobs, Display(Console() if progress else None) as display:
-            display.notes(note for job in jobs for note in job.notes)
+            display.notes(note for job in jobs for note in job.warnings)
             try:
                 diverged = run_all(jobs, display.observer)
             except KeyboardInterrupt as interrupt:

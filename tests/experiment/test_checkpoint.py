@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from fedmate.core.serialise import DamagedError, pack
 from fedmate.errors import UserError
 from fedmate.experiment import checkpoint as module
 from fedmate.experiment.build import build
-from fedmate.experiment.checkpoint import Checkpoint, Manifest, Progress, Standing
+from fedmate.experiment.checkpoint import Checkpoint, Manifest, RunState
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.run import begin, initial_server
@@ -40,9 +38,9 @@ def server_state(version: int) -> Tree:
     return {"mean": torch.full((2, 2), float(version), dtype=torch.float64), "diagnostics": {}}
 
 
-def standing(done: int) -> Standing:
+def state_after(done: int) -> RunState:
     files = {"rounds.csv": {"bytes": 100 * done, "sha256": "00"}, "metrics.jsonl": {"bytes": 10 * done, "sha256": "ff"}}
-    return Standing(done, done / 4, {"extractor": done}, {}, {"left_out": 0, "diverged_in_round": None}, files)
+    return RunState(done, done / 4, {"extractor": done}, {}, {"left_out": 0, "diverged_in_round": None}, files)
 
 
 def create(folder: Path, config: str = CONFIG) -> Checkpoint:
@@ -54,9 +52,9 @@ def create(folder: Path, config: str = CONFIG) -> Checkpoint:
 
 def save(checkpoint: Checkpoint, done: int, touched: list[int]) -> None:
     """Save round `done`, after which the clients that took part since the last one have new states."""
-    versions = [done if i in touched else version for i, version in enumerate(checkpoint.manifest.versions)]
-    clients = [client_state(i, version) for i, version in enumerate(versions)]
-    checkpoint.save(Progress(standing(done), server_state(done), clients), touched)
+    versions = [done if i in touched else version for i, version in enumerate(checkpoint.versions)]
+    clients = {i: client_state(i, versions[i]) for i in touched}
+    checkpoint.save(state_after(done), server_state(done), clients)
 
 
 def same(one: Tree, other: Tree) -> bool:
@@ -83,7 +81,7 @@ def check_holds(folder: Path, done: int, versions: dict[int, int]) -> None:
     """Check that a folder holds the states after round `done`; `versions` names the clients that took part."""
     found = Checkpoint(folder)
     found.check_all()
-    assert found.standing == (standing(done) if done else Standing())
+    assert found.state == (state_after(done) if done else RunState())
     assert found.clients() == sorted(versions)
     assert same(found.server(server_state(0)), server_state(done))
     for i in range(CLIENTS):
@@ -181,7 +179,7 @@ def test_the_states_of_every_method_come_back_bit_by_bit(tmp_path: Path, method:
     starts = [built.backend.clients[i] for i in range(4)]
     for t, participants in enumerate([(0, 2), (0, 3)]):
         server = built.backend.run_round(server, Round(t, participants, evaluate=False)).server
-        checkpoint.save(Progress(Standing(t + 1), server, built.backend.clients), participants)
+        checkpoint.save(RunState(t + 1), server, {i: built.backend.clients[i] for i in participants})
     found = Checkpoint(tmp_path / "run")
     assert same(found.server(initial_server(built)), in_order(server, initial_server(built)))
     for i, start in enumerate(starts):
@@ -193,19 +191,9 @@ def test_the_states_of_every_method_come_back_bit_by_bit(tmp_path: Path, method:
     assert same(built.backend.clients[1], starts[1])
 
 
-def test_numbers_that_outgrow_their_names_come_back(tmp_path: Path) -> None:
-    checkpoint = create(tmp_path / "run")
-    save(checkpoint, 1_234_567, [3])
-    save(checkpoint, 12_345_678, [7])
-    check_holds(tmp_path / "run", 12_345_678, {3: 1_234_567, 7: 12_345_678})
-    before = set(listing(tmp_path / "run"))
-    Checkpoint(tmp_path / "run").clean()
-    assert set(listing(tmp_path / "run")) == before
-
-
 def test_a_manifest_comes_back() -> None:
     manifest = Manifest(
-        "x" * 64, Standing(3, 0.1 + 0.2, {"a": 2**60}, {"東": 1}, {"left_out": None}, {"f": {"bytes": 0}}), [0, 3]
+        "x" * 64, RunState(3, 0.1 + 0.2, {"a": 2**60}, {"東": 1}, {"left_out": None}, {"f": {"bytes": 0}}), [0, 3]
     )
     assert Manifest.from_json(manifest.to_json()) == manifest
 
@@ -252,13 +240,6 @@ def test_saving_the_same_round_again_writes_nothing(folder: Path, steps: list[tu
     assert steps == []
     assert listing(folder) == before
     check_holds(folder, 2, BEFORE)
-
-
-def test_one_that_read_an_older_checkpoint_goes_on_from_what_is_there(folder: Path) -> None:
-    older = Checkpoint(folder)
-    save(Checkpoint(folder), 3, [20])
-    save(older, 4, [7])
-    check_holds(folder, 4, {**BEFORE, 20: 3, 7: 4})
 
 
 # -------------------- accidents
@@ -322,8 +303,8 @@ def test_an_accident_at_any_step_leaves_one_checkpoint_or_the_next(
     # The one that was interrupted may try again, as `run` does for Ctrl-C.
     again = folder.with_name("again")
     shutil.copytree(folder, again)
-    interrupted.folder, interrupted._place = again / "checkpoint", again
-    interrupted.save(_progress(AFTER, 4), [7, 20])
+    interrupted.folder = again / "checkpoint"
+    save(interrupted, 4, [7, 20])
     check_holds(again, 4, AFTER)
     # And one that comes later cleans up.
     for place, versions, done in ((folder, AFTER if replaced else BEFORE, 4 if replaced else 2), (again, AFTER, 4)):
@@ -333,21 +314,9 @@ def test_an_accident_at_any_step_leaves_one_checkpoint_or_the_next(
     assert all((folder / "checkpoint" / name).read_text(encoding="utf-8") == "mine" for name in OWN_FILES)
 
 
-def _progress(versions: dict[int, int], done: int) -> Progress:
-    clients = [client_state(i, versions.get(i, 0)) for i in range(CLIENTS)]
-    return Progress(standing(done), server_state(done), clients)
-
-
 def expected_files(versions: dict[int, int], done: int) -> set[str]:
     states = {f"clients/{client:06d}-{version:06d}.safetensors" for client, version in versions.items()}
     return states | {"checkpoint.json", "initial.safetensors", f"server-{done:06d}.safetensors"}
-
-
-def test_a_save_has_as_many_steps_as_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = failing_at(monkeypatch, 0, OSError)
-    save(Checkpoint(folder), 4, [7, 20])
-    assert len(made) == 11
-    assert made.index("replace") == 5
 
 
 def test_an_empty_folder_that_a_copy_left_out_is_made_again(tmp_path: Path) -> None:
@@ -356,13 +325,6 @@ def test_an_empty_folder_that_a_copy_left_out_is_made_again(tmp_path: Path) -> N
     checkpoint.clean()
     save(checkpoint, 1, [3])
     check_holds(tmp_path / "run", 1, {3: 1})
-
-
-def test_cleaning_what_is_clean_deletes_nothing(folder: Path, steps: list[tuple[str, str]]) -> None:
-    before = listing(folder)
-    Checkpoint(folder).clean()
-    assert listing(folder) == before
-    assert [name for step, name in steps if step != "remove" or name != "checkpoint.json.new"] == []
 
 
 def test_cleaning_deletes_what_a_kill_left_and_nothing_else(folder: Path) -> None:
@@ -414,11 +376,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def empty(path: Path) -> None:
-    """Lose the content of a file."""
-    path.write_bytes(b"")
-
-
 def swap(one: Path, other: Path) -> None:
     """Exchange two files."""
     mine, theirs = one.read_bytes(), other.read_bytes()
@@ -460,31 +417,16 @@ UNDER_THIS_NAME = "it is another file under this name"
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no manifest": (lambda p: (p / "checkpoint/checkpoint.json").unlink(), "checkpoint.json", MISSING),
-    "no folder": (lambda p: shutil.rmtree(p / "checkpoint"), "checkpoint.json", MISSING),
-    "manifest flipped": (lambda p: flip(p / "checkpoint/checkpoint.json"), "checkpoint.json", ""),
     "manifest edited": (lambda p: edit(p / "checkpoint/checkpoint.json"), "checkpoint.json", CHANGED),
-    "manifest cut": (lambda p: empty(p / "checkpoint/checkpoint.json"), "checkpoint.json", FOREIGN),
     "no initial": (lambda p: (p / "checkpoint/initial.safetensors").unlink(), "initial.safetensors", MISSING),
-    "initial flipped": (lambda p: flip(p / "checkpoint/initial.safetensors"), "initial.safetensors", ""),
     "initial of another run": (of_another_run("initial.safetensors"), "initial.safetensors", "another run"),
     "no server": (lambda p: (p / "checkpoint" / SERVER).unlink(), SERVER, MISSING),
-    "server flipped": (lambda p: flip(p / "checkpoint" / SERVER), SERVER, ""),
     "server cut": (lambda p: cut(p / "checkpoint" / SERVER), SERVER, FOREIGN),
     "server of another run": (of_another_run(SERVER), SERVER, "it belongs to another run"),
-    "server of another round": (rewritten(SERVER, server_state(1), round=1), SERVER, UNDER_THIS_NAME),
     "no client": (lambda p: (p / "checkpoint" / SEVEN).unlink(), SEVEN, MISSING),
-    "no clients": (lambda p: shutil.rmtree(p / "checkpoint/clients"), "clients/000003-000002.safetensors", MISSING),
     "client flipped": (lambda p: flip(p / "checkpoint" / SEVEN), SEVEN, ""),
-    "client cut": (lambda p: cut(p / "checkpoint" / SEVEN), SEVEN, FOREIGN),
-    "client emptied": (lambda p: empty(p / "checkpoint" / SEVEN), SEVEN, FOREIGN),
-    "client of another run": (of_another_run(SEVEN), SEVEN, "it belongs to another run"),
     "clients swapped": (
         lambda p: swap(p / "checkpoint" / SEVEN, p / "checkpoint" / ELEVEN),
-        SEVEN,
-        UNDER_THIS_NAME,
-    ),
-    "server in a client's place": (
-        lambda p: shutil.copy(p / "checkpoint" / SERVER, p / "checkpoint" / SEVEN),
         SEVEN,
         UNDER_THIS_NAME,
     ),
@@ -494,17 +436,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
         SEVEN,
         "`seen` is int64 of shape (2,), not int64 of shape ()",
     ),
-    "another type": (
-        rewritten(SEVEN, {**client_state(7, 1), "seen": torch.tensor(1.0)}),
-        SEVEN,
-        "`seen` is float32 of shape (), not int64 of shape ()",
-    ),
     "a part too few": (rewritten(SEVEN, {"seen": torch.tensor(1)}), SEVEN, "the expected parts (own/w)"),
-    "a part too many": (
-        rewritten(SEVEN, {**client_state(7, 1), "more": torch.tensor(1)}),
-        SEVEN,
-        "the expected parts (more)",
-    ),
 }
 
 
@@ -518,16 +450,8 @@ def test_damage_is_found_and_the_file_is_named(folder: Path, case: str) -> None:
     sentence = str(caught.value)
     assert sentence.startswith(f"`{folder / 'checkpoint' / name}` is damaged or foreign: ")
     assert reason in sentence
-    assert sentence.endswith("; put the folder back from a copy, or start a new run with `--out`.")
+    assert sentence.endswith("; put the folder back from a copy, or start a new run.")
     assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("name", [SERVER, SEVEN])
-def test_a_missing_state_is_found_before_any_is_read(folder: Path, name: str) -> None:
-    Checkpoint(folder).check_all()
-    (folder / "checkpoint" / name).unlink()
-    with pytest.raises(UserError, match=f"{name}` is damaged or foreign: it is missing"):
-        Checkpoint(folder).check_all()
 
 
 @pytest.mark.parametrize("name", [SERVER, SEVEN, "initial.safetensors"])
@@ -549,7 +473,7 @@ def test_flipped_bits_all_over_a_state_are_found(folder: Path, name: str) -> Non
 
 def test_every_flipped_bit_and_every_truncation_of_a_manifest_is_found(folder: Path) -> None:
     data = (folder / "checkpoint" / "checkpoint.json").read_bytes()
-    assert Manifest.from_json(data).standing == standing(2)
+    assert Manifest.from_json(data).state == state_after(2)
     for place in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[place // 8] ^= 1 << place % 8
@@ -561,28 +485,10 @@ def test_every_flipped_bit_and_every_truncation_of_a_manifest_is_found(folder: P
             Manifest.from_json(data[:size])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "null", "[]", "3", "{}", '{"checkpoint": 3, "digest": ""}', "[" * 100_000, '{"checkpoint": {}}']
-)
-def test_foreign_json_is_no_manifest(text: str) -> None:
-    with pytest.raises(DamagedError):
-        Manifest.from_json(text.encode())
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{}, [], 3, {"format": 1}, {"format": 1, "experiment": "x", "standing": {"rnd": 1}, "versions": []}],
-)
-def test_a_manifest_of_another_form_is_refused_though_its_digest_is_right(values: object) -> None:
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    with pytest.raises(DamagedError, match="not a file of fedmate's"):
-        Manifest.from_json(json.dumps({"digest": digest, "checkpoint": values}).encode())
-
-
 def test_a_checkpoint_of_another_format_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(module, "FORMAT", module.FORMAT + 1)
-        text = Manifest("x", Standing(), []).to_json()
+        text = Manifest("x", RunState(), []).to_json()
     (folder / "checkpoint" / "checkpoint.json").write_bytes(text)
     with pytest.raises(UserError, match="it was written by another version of fedmate; put the folder back"):
         Checkpoint(folder)
@@ -594,33 +500,7 @@ def test_an_edited_configuration_is_refused(folder: Path) -> None:
         Checkpoint(folder)
     assert str(caught.value) == (
         f"`{folder}` has a `config.toml` and a `checkpoint` of different configurations: one of them was changed; put "
-        "the original back, or start a new run with `--out`."
+        "the original back, or start a new run."
     )
     (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
     check_holds(folder, 2, BEFORE)
-
-
-def test_a_checkpoint_of_another_experiment_is_refused(folder: Path, tmp_path: Path) -> None:
-    create(tmp_path / "other", CONFIG + "seed = 1\n")
-    shutil.copy(tmp_path / "other" / "checkpoint" / "checkpoint.json", folder / "checkpoint" / "checkpoint.json")
-    with pytest.raises(UserError, match="of different configurations: one of them was changed"):
-        Checkpoint(folder)
-
-
-@pytest.mark.parametrize("kind", ["missing", "no text"])
-def test_a_configuration_that_cannot_be_read_is_refused(folder: Path, kind: str) -> None:
-    (folder / "config.toml").unlink()
-    if kind == "no text":
-        (folder / "config.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError) as caught:
-        Checkpoint(folder)
-    assert re.fullmatch(r"`.*/config\.toml` cannot be read \(.*\); give the folder of a run\.", str(caught.value))
-
-
-def test_a_save_into_a_folder_that_was_tampered_with_changes_nothing(folder: Path) -> None:
-    checkpoint = Checkpoint(folder)
-    flip(folder / "checkpoint" / "checkpoint.json")
-    before = listing(folder)
-    with pytest.raises(UserError, match="is damaged or foreign"):
-        save(checkpoint, 4, [7])
-    assert listing(folder) == before

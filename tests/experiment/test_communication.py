@@ -55,12 +55,12 @@ def report(client: int, down: dict[str, int], up: dict[str, int]) -> ClientRepor
 
 
 def test_a_row_has_a_column_for_every_item_of_any_round() -> None:
-    row = make_ledger().enter(report(0, {"prototypes": 40, "bookkeeping": 8}, {"bookkeeping": 24}))
+    row = make_ledger().add(report(0, {"prototypes": 40, "bookkeeping": 8}, {"bookkeeping": 24}))
     assert row == {"down_bookkeeping": 8, "down_extractor": 0, "down_prototypes": 40, "up_bookkeeping": 24}
 
 
 def test_items_that_no_round_carries_have_no_column() -> None:
-    row = make_ledger(rounds=1).enter(report(0, {"prototypes": 40, "bookkeeping": 8}, {"bookkeeping": 24}))
+    row = make_ledger(rounds=1).add(report(0, {"prototypes": 40, "bookkeeping": 8}, {"bookkeeping": 24}))
     assert list(row) == ["down_bookkeeping", "down_prototypes", "up_bookkeeping"]
 
 
@@ -76,7 +76,7 @@ _up = st.fixed_dictionaries({}, optional={"bookkeeping": _bytes})
 @given(st.lists(st.tuples(_down, _up), max_size=8))
 def test_totals_are_the_sums_of_the_rows(messages: list[tuple[dict[str, int], dict[str, int]]]) -> None:
     ledger = make_ledger()
-    rows = [ledger.enter(report(i, down, up)) for i, (down, up) in enumerate(messages)]
+    rows = [ledger.add(report(i, down, up)) for i, (down, up) in enumerate(messages)]
     for direction, total in ledger.totals().items():
         expected = {item: sum(row[f"{direction}_{item}"] for row in rows) for item in total}
         assert total == expected
@@ -86,8 +86,8 @@ def test_totals_are_the_sums_of_the_rows(messages: list[tuple[dict[str, int], di
 
 def test_totals_are_a_copy() -> None:
     ledger = make_ledger()
-    ledger.enter(report(0, {"prototypes": 40}, {}))
+    ledger.add(report(0, {"prototypes": 40}, {}))
     before = ledger.totals()
-    ledger.enter(report(1, {"prototypes": 2}, {}))
+    ledger.add(report(1, {"prototypes": 2}, {}))
     assert before == {"up": {}, "down": {"prototypes": 40}}
     assert ledger.totals()["down"] == {"prototypes": 42}

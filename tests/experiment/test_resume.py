@@ -162,8 +162,8 @@ def outcome(folder: Path) -> dict[str, Any]:
         "summary": json.dumps(timeless(record.summary)),
         "metrics": [json.dumps(timeless(row)) for row in record.metrics],
         "config": {key: value for key, value in record.config.items() if key != "checkpoint_every"},
-        "standing": {key: value for key, value in timeless(asdict(checkpoint.standing)).items() if key != "files"},
-        "rounds.csv, as long as the checkpoint says": checkpoint.standing.files["rounds.csv"],
+        "standing": {key: value for key, value in timeless(asdict(checkpoint.state)).items() if key != "files"},
+        "rounds.csv, as long as the checkpoint says": checkpoint.state.files["rounds.csv"],
     }
     for name in ("rounds.csv", "clients.csv", "environment.json"):
         found[name] = (folder / name).read_bytes()
@@ -221,15 +221,15 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
     interrupt(request, folder, 1)
     before = Record(folder).config
     # An error leaves the last checkpoint, an interruption saves the rounds done.
-    assert Checkpoint(folder).standing.round == (1 if every == 1 else 0)
+    assert Checkpoint(folder).state.round == (1 if every == 1 else 0)
     with pytest.raises(KeyboardInterrupt):
         go_on(folder, Diary(3, KeyboardInterrupt))
-    assert Checkpoint(folder).standing.round == 3
+    assert Checkpoint(folder).state.round == 3
     diary = Diary(5)
     with pytest.raises(RuntimeError):
         go_on(folder, diary)
     assert (diary.begun_after, diary.rounds) == (3, [4, 5])
-    assert Checkpoint(folder).standing.round == {1: 5, 2: 4, 3: 3, 10: 3}[every]
+    assert Checkpoint(folder).state.round == {1: 5, 2: 4, 3: 3, 10: 3}[every]
     assert not Record(folder).finished
     last = Diary()
     assert go_on(folder, last) == []
@@ -257,7 +257,7 @@ def test_it_may_be_interrupted_after_any_round(
     folder, settings = tmp_path / "run", ("backend=sequential",)
     interrupt(ask("fedper", settings=(*settings, "checkpoint_every=4")), folder, after, error)
     saved = after if error is KeyboardInterrupt else {4: 4, 5: 4, 6: 6}.get(after, 0)
-    assert Checkpoint(folder).standing.round == saved
+    assert Checkpoint(folder).state.round == saved
     diary = Diary()
     go_on(folder, diary)
     assert diary.rounds == list(range(saved + 1, ROUNDS + 1))
@@ -302,7 +302,7 @@ def test_a_run_that_diverges_does_so_in_the_same_round(tmp_path: Path, untouched
     (sentence,) = go_on(folder)
     assert f"diverged in round {diverged} " in sentence
     assert outcome(folder) == expected
-    assert Checkpoint(folder).standing.round == diverged - 1
+    assert Checkpoint(folder).state.round == diverged - 1
 
 
 def test_a_run_that_stops_after_it_diverged_diverges_again(
@@ -350,7 +350,7 @@ def _fail_to_replace(patch: pytest.MonkeyPatch, name: str) -> None:
 def test_time_goes_on_from_where_it_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupt(ask("local", settings=("eval_every=1",)), folder, 3, KeyboardInterrupt)
-    before = Checkpoint(folder).standing.seconds
+    before = Checkpoint(folder).state.seconds
     go_on(folder)
     times = [row["seconds"] for row in Record(folder).metrics]
     assert times == sorted(times)
@@ -416,7 +416,7 @@ def test_a_run_on_data_and_a_network_of_ones_own_goes_on_with_them(tmp_path: Pat
 def test_torn_lines_and_what_came_after_the_checkpoint_are_dropped(tmp_path: Path, untouched: Untouched) -> None:
     folder = tmp_path / "run"
     interrupt(ask("fedmate", settings=("backend=vectorised", "checkpoint_every=3")), folder, 5)
-    assert Checkpoint(folder).standing.round == 3
+    assert Checkpoint(folder).state.round == 3
     assert len(Record(folder).metrics) == 2
     diagnostics = folder / "diagnostics"
     assert (diagnostics / "round_000004.safetensors").exists()
@@ -546,7 +546,7 @@ def test_an_interruption_between_any_two_lines_leaves_a_folder_that_goes_on(
             run_all(jobs, lambda: diary)
         assert strike.place
     # No round that was announced is lost.
-    assert Checkpoint(folder).standing.round >= len(diary.rounds), strike.place
+    assert Checkpoint(folder).state.round >= len(diary.rounds), strike.place
     go_on(folder)
     assert outcome(folder) == untouched("fedmate", "backend=sequential"), strike.place
 
@@ -571,7 +571,7 @@ def test_an_interruption_after_training_saves_what_clients_held_before_it(
         with pytest.raises(KeyboardInterrupt):
             go(ask("fedper", settings=settings), folder)
     assert evaluated[-2:] == [1, 3]
-    assert Checkpoint(folder).standing.round == 3
+    assert Checkpoint(folder).state.round == 3
     go_on(folder)
     assert outcome(folder) == untouched("fedper", *settings)
 
@@ -593,7 +593,7 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path, untouched: Untouc
     folder, request = tmp_path / "all", ask("local", "fedper", "fedavg", settings=("checkpoint_every=2",))
     with pytest.raises(RuntimeError, match="interrupted"):
         go(request, folder, Diary(), Diary(3))
-    rounds = [Checkpoint(folder / name).standing.round for name in ("local", "fedper", "fedavg")]
+    rounds = [Checkpoint(folder / name).state.round for name in ("local", "fedper", "fedavg")]
     assert rounds == [ROUNDS, 2, 0]
     finished = snapshot(folder / "local")
     diaries = [Diary(), Diary()]
@@ -679,11 +679,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
 
 def notes(folder: Path) -> list[str]:
     """Go on with a run, but not far, and return what the user is told first."""
-    diary = Diary(Checkpoint(folder).standing.round + 1, KeyboardInterrupt)
+    diary = Diary(Checkpoint(folder).state.round + 1, KeyboardInterrupt)
     with resumed_runs(NOTHING, folder) as jobs:
         with pytest.raises(KeyboardInterrupt):
             run_all(jobs, lambda: diary)
-        return jobs[0].notes
+        return jobs[0].warnings
 
 
 def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

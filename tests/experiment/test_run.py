@@ -453,7 +453,7 @@ def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Pat
     before = flatten(made.backend.clients[2])
     diary = Diary()
     summary = start(made, tmp_path / "run", diary)
-    assert diary.sentences == [f"round {t}: left out, not finite: client 2" for t in (1, 2, 3)]
+    assert diary.sentences == [f"round {t}: dropped, not finite: client 2" for t in (1, 2, 3)]
     assert summary["left_out"] == 3
     assert Record(tmp_path / "run").summary["left_out"] == 3
     rows = read_csv(tmp_path / "run" / "rounds.csv")

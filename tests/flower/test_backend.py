@@ -123,12 +123,12 @@ def test_too_few_answers_stop_a_run_which_then_goes_on_as_if_nothing_had_been(
     said = " ".join(capsys.readouterr().err.split())
     assert "2 of 4 clients answered as they should, and `min_clients` is 3 (client 0: away; client 2: away)" in said
     assert f"is saved after round 1 of 3. Continue with: fedmate run --resume {folder}" in said
-    assert Checkpoint(folder).standing.round == 1
+    assert Checkpoint(folder).state.round == 1
     # One is away for good: that many are enough, if the user says so.
     away[1] = {0}
     away[2] = {0}
     assert command(monkeypatch, "run", "--resume", str(folder), "--set", "min_clients=2") == 0
-    assert "round 2: left out, away: client 0" in " ".join(capsys.readouterr().out.split())
+    assert "round 2: dropped, away: client 0" in " ".join(capsys.readouterr().out.split())
     record = Record(folder)
     assert [row["client"] for row in record.rounds if not int(row["valid"])] == [0, 0]
     assert record.summary["left_out"] == 2

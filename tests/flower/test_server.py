@@ -235,7 +235,7 @@ def test_from_a_site_come_the_upload_and_the_declared_numbers(app: App) -> None:
 def test_a_site_that_cannot_is_left_out_and_named(app: App) -> None:
     app.spoil = lambda client, request: ErrorReply("it is night there") if client == 1 else None
     said = app.run("sites", app.folder / "out")
-    assert "round 1: left out, it is night there: client 1" in said
+    assert "round 1: dropped, it is night there: client 1" in said
     record = Record(app.folder / "out")
     assert record.summary["left_out"] == 2
     assert record.metrics[-1]["accuracy"]["pre"]["own"]["clients"][1] is None

@@ -95,7 +95,7 @@ def numbers(folder: Path) -> dict[str, Any]:
 
 
 def server_state(folder: Path) -> dict[str, Tensor]:
-    done = Checkpoint(folder).standing.round
+    done = Checkpoint(folder).state.round
     return unpack((folder / "checkpoint" / f"server-{done:06d}.safetensors").read_bytes())[0]
 
 
@@ -203,7 +203,7 @@ def test_interrupted_and_without_a_worker_a_run_stands_where_it_was_saved(
     during(monkeypatch, lambda: listener.done == 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     with hearing_interrupts(), pytest.raises(KeyboardInterrupt):
         run(built, folder, listener)
-    assert Checkpoint(folder).standing.round == 1
+    assert Checkpoint(folder).state.round == 1
     check_nothing_left(listener, threads)
 
     built, listener = build(stored_experiment(folder), initial=Checkpoint(folder).initial()[0]), Listener()
@@ -211,7 +211,7 @@ def test_interrupted_and_without_a_worker_a_run_stands_where_it_was_saved(
     start = time.monotonic()
     with pytest.raises(LostError, match=r"^a worker process .* has died or failed \(ray.exceptions.ActorDied"):
         run(built, folder, listener)
-    assert Checkpoint(folder).standing.round == 2
+    assert Checkpoint(folder).state.round == 2
     assert time.monotonic() - start < 120
     check_nothing_left(listener, threads)
 
@@ -316,7 +316,7 @@ def test_a_client_that_raises_is_left_out_and_what_came_from_python_arrives(
     damaged = f"`{folder / 'sites' / TOKEN[:16] / '1' / 'state.safetensors'}` cannot be used"
     assert any(f"not evaluated, {damaged}" in sentence for sentence in listener.sentences)
     assert any("not evaluated, IsADirectoryError: [Errno 21]" in sentence for sentence in listener.sentences)
-    assert any("left out, " in sentence for sentence in listener.sentences)
+    assert any("dropped, " in sentence for sentence in listener.sentences)
     check_nothing_left(listener, threads)
 
 

@@ -396,7 +396,7 @@ def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
         own = [client["extractor"] for client in run.clients]
         held = [params["extractor"] for params in run.personal().values()]
         run.everybody(1)
-        rows.append([ledger.enter(report) for report in run.results[-1].reports])
+        rows.append([ledger.add(report) for report in run.results[-1].reports])
         for mine, theirs in zip(held, own, strict=True):
             assert_close(mine, theirs if t == 2 else run.servers[t]["extractor"], rtol=0, atol=0)
         assert differ(run.servers[t + 1]["extractor"], run.servers[t]["extractor"]) == (t in (0, 2))

@@ -205,7 +205,7 @@ def timeless(path: Path) -> object:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
     if path.name == "checkpoint.json":
         manifest = Manifest.from_json(content)
-        standing = {**vars(manifest.standing), "seconds": 0, "files": manifest.standing.files["rounds.csv"]}
+        standing = {**vars(manifest.state), "seconds": 0, "files": manifest.state.files["rounds.csv"]}
         return (manifest.experiment, manifest.versions, standing)
     return content
 

@@ -65,7 +65,7 @@ def _run_all(jobs: list[PreparedRun], folder: Path, data_dir: Path | None) -> No
             how = "" if diverged_in is None else f" (it diverged in round {diverged_in})"
             console.out(f"{job.folder} is finished already{how}: nothing to do.", highlight=False)
     with Display(console) as display:
-        display.notes(note for job in jobs for note in job.notes)
+        display.notes(note for job in jobs for note in job.warnings)
         try:
             diverged = run_all(jobs, display.observer)
         except (KeyboardInterrupt, OSError, StoppedError) as error:
@@ -96,7 +96,7 @@ def _say_how_to_continue(
     from fedmate.experiment.record import Record
 
     job = next((job for job in jobs if not Record(job.folder).finished), jobs[-1])
-    done, of = Checkpoint(job.folder).standing.round, Record(job.folder).config["rounds"]
+    done, of = Checkpoint(job.folder).state.round, Record(job.folder).config["rounds"]
     reason = "Stopped" if isinstance(stopped, KeyboardInterrupt) else f"Error: {one_line(str(stopped))}"
     typer.echo(f"{reason}. {job.folder} is saved after round {done} of {of}. Continue with: {command}", err=True)
     return typer.Exit(status(stopped) if isinstance(stopped, KeyboardInterrupt) else 1)

@@ -12,6 +12,7 @@ Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit ad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,23 @@ class Calibrated(Method):
         0.0, "pseudo-frequency of classes that a client lacks in p_i; 0 masks them", Limits(at_least=0, below=1)
     )
     own_prior: bool = option(False, "add log class shares to global models on the own test only: calibration's control")
+
+    def warnings(self, class_counts: Sequence[Tensor]) -> list[str]:
+        """Warn about options without effect, and about clients of a single class."""
+        found = super().warnings(class_counts)
+        if self.absent_share and not self.calibration:
+            found.append("`method.absent_share` changes nothing while `method.calibration` is 0.")
+        if self.own_prior and self.calibration:
+            found.append("`method.own_prior` changes nothing beside `method.calibration`.")
+        alone = sum(int((counts > 0).sum()) == 1 for counts in class_counts)
+        if alone and (self.calibration or self.own_prior):
+            option = "calibration" if self.calibration else "own_prior"
+            constant = "their loss is constant and " * bool(self.calibration and not self.absent_share)
+            found.append(
+                f"{alone} of {len(class_counts)} clients hold a single class; with `method.{option}` {constant}their "
+                "`own` accuracy is 100 % whatever the model is."
+            )
+        return found
 
     def prior_weight(self, is_common: bool) -> float:
         """Return how much of the logarithm of a distribution is added to a model's logits to answer for it.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from torch import Tensor
@@ -111,6 +112,10 @@ class Method(ABC):
     def prepare(self, model: Model) -> Model:
         """Return the model to train; a method that adds layers returns another one."""
         return model
+
+    def warnings(self, class_counts: Sequence[Tensor]) -> list[str]:
+        """Return what the user should know before a run, given each client's samples per class."""
+        return []
 
     @abstractmethod
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -32,56 +32,43 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a run stands, apart from its states.
+class RunState:
+    """Where a run stands, apart from the states of server and clients.
 
     Attributes:
         round: how many rounds are done.
-        seconds: how long they took, over all processes that had a part in them.
+        seconds: how long they took, in all processes that ran some of them.
         up, down: bytes that crossed, by item.
-        trouble: what went wrong so far, as in the summary.
-        files: of each growing file of the record how long it is, in bytes, and a digest of that.
+        failures: what went wrong so far, as in the summary.
+        files: of each growing file of the record its length in bytes and a digest of them.
     """
 
     round: int = 0
     seconds: float = 0.0
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
-    trouble: dict[str, int | None] = field(default_factory=dict)
+    failures: dict[str, int | None] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class Progress(NamedTuple):
-    """Everything a run needs to go on.
-
-    Attributes:
-        standing: where it stands.
-        server: the server's state.
-        clients: all clients' states.
-    """
-
-    standing: Standing
-    server: Tree
-    clients: Sequence[Tree]
-
-
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The content of `checkpoint.json`.
 
     Attributes:
         experiment: a fingerprint of `config.toml`.
-        standing: where the run stood.
+        state: where the run stood.
         versions: for each client the round since which its state has not changed; 0 if it never took part.
     """
 
     experiment: str
-    standing: Standing
+    state: RunState
     versions: list[int]
 
     def to_json(self) -> bytes:
-        """Write it down, with a digest that tells whether a bit has changed."""
-        values = {"format": FORMAT, **asdict(self)}
+        """Write it with a digest, which shows whether a bit has changed."""
+        standing = asdict(self.state)
+        standing["trouble"] = standing.pop("failures")
+        values = {"format": FORMAT, "experiment": self.experiment, "standing": standing, "versions": self.versions}
         return json.dumps({"digest": _digest(values), "checkpoint": values}, allow_nan=False).encode() + b"\n"
 
     @staticmethod
@@ -92,9 +79,11 @@ class Manifest:
             values = content["checkpoint"]
             if content["digest"] != _digest(values):
                 raise DamagedError("its content has changed since it was written")
-            if values.pop("format") != FORMAT:
+            if values["format"] != FORMAT:
                 raise DamagedError("it was written by another version of fedmate")
-            return Manifest(**{**values, "standing": Standing(**values["standing"])})
+            standing = dict(values["standing"])
+            failures = standing.pop("trouble")
+            return Manifest(values["experiment"], RunState(**standing, failures=failures), values["versions"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(f"it is not a file of fedmate's ({type(error).__name__})") from error
 
@@ -103,8 +92,7 @@ def _digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def fingerprint(config: str) -> str:
-    """Return what tells one experiment from another."""
+def _fingerprint(config: str) -> str:
     return hashlib.sha256(config.encode()).hexdigest()
 
 
@@ -117,14 +105,12 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read where the run stands, or raise `UserError`."""
         self.folder = folder / "checkpoint"
-        self._place = folder
-        self.manifest = self._read_manifest()
-        if self.manifest.experiment != fingerprint(self._config()):
+        self._manifest = self._read_manifest()
+        if self._manifest.experiment != _fingerprint(_read_config(folder)):
             raise UserError(
                 f"`{folder}` has a `config.toml` and a `checkpoint` of different configurations: one of them was "
-                "changed; put the original back, or start a new run with `--out`."
+                "changed; put the original back, or start a new run."
             )
 
     @staticmethod
@@ -140,14 +126,19 @@ class Checkpoint:
         """
         place = folder / "checkpoint"
         (place / "clients").mkdir(parents=True)
-        experiment = fingerprint(config)
+        experiment = _fingerprint(config)
         storage.write(place / "initial.safetensors", pack(initial, {"experiment": experiment, "model": dict(note)}))
-        storage.write(place / "checkpoint.json", Manifest(experiment, Standing(), [0] * num_clients).to_json())
+        storage.write(place / "checkpoint.json", Manifest(experiment, RunState(), [0] * num_clients).to_json())
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> RunState:
         """Where the run stands."""
-        return self.manifest.standing
+        return self._manifest.state
+
+    @property
+    def versions(self) -> list[int]:
+        """For each client the round since which its state has not changed; 0 if it never took part."""
+        return self._manifest.versions
 
     def initial(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the parameters everybody started from, by path, and what the network reads and answers."""
@@ -156,46 +147,46 @@ class Checkpoint:
 
     def server(self, initial: Tree) -> Tree:
         """Return the server's state; before the first checkpoint it is `initial`, which is also its pattern."""
-        done = self.standing.round
+        done = self.state.round
         return self._state(_server_file(done), initial, done) if done else initial
 
     def clients(self) -> list[int]:
         """Return the clients that ever took part."""
-        return [client for client, version in enumerate(self.manifest.versions) if version]
+        return [client for client, version in enumerate(self.versions) if version]
 
     def client(self, client: int, initial: Tree) -> Tree:
         """Return a client's state; if it never took part it is `initial`, which is also its pattern."""
-        version = self.manifest.versions[client]
+        version = self.versions[client]
         return self._state(_client_file(client, version), initial, version) if version else initial
 
-    def save(self, progress: Progress, touched: Collection[int]) -> None:
-        """Make a new checkpoint; `touched` are the clients that took part since the last one."""
-        old, done = self._read_manifest(), progress.standing.round
-        self.manifest = old
+    def save(self, state: RunState, server: Tree, clients: Mapping[int, Tree]) -> None:
+        """Make a new checkpoint; `clients` are the states of those that took part since the last one."""
+        old, done = self._read_manifest(), state.round
+        self._manifest = old
         # Asked again, after an interruption: files that count are never written a second time.
-        if old.standing.round == done:
+        if old.state.round == done:
             return
-        self._write(_server_file(done), progress.server, done)
+        self._write(_server_file(done), server, done)
         versions = list(old.versions)
-        for client in touched:
-            self._write(_client_file(client, done), progress.clients[client], done)
+        for client, tree in clients.items():
+            self._write(_client_file(client, done), tree, done)
             versions[client] = done
         for folder in (self.folder, self.folder / "clients"):
             storage.sync_folder(folder)
         # Now all that the new checkpoint refers to is on the disk.
-        new = replace(old, standing=progress.standing, versions=versions)
+        new = Manifest(old.experiment, state, versions)
         storage.replace(self.folder / "checkpoint.json", new.to_json())
-        self.manifest = new
-        storage.remove(self.folder / _server_file(old.standing.round))
-        for client in touched:
+        self._manifest = new
+        storage.remove(self.folder / _server_file(old.state.round))
+        for client in clients:
             storage.remove(self.folder / _client_file(client, old.versions[client]))
 
     def clean(self) -> None:
         """Delete what an interrupted checkpoint left behind."""
         # Some ways to copy a folder leave out folders that are empty, as this one is before the first checkpoint.
         (self.folder / "clients").mkdir(exist_ok=True)
-        wanted = {_server_file(self.standing.round)}
-        wanted |= {_client_file(client, version) for client, version in enumerate(self.manifest.versions)}
+        wanted = {_server_file(self.state.round)}
+        wanted |= {_client_file(client, version) for client, version in enumerate(self.versions)}
         for path in [*self.folder.iterdir(), *(self.folder / "clients").iterdir()]:
             name = path.relative_to(self.folder).as_posix()
             if _VERSIONED.fullmatch(name) and name not in wanted:
@@ -204,15 +195,15 @@ class Checkpoint:
 
     def check_all(self) -> None:
         """Raise `UserError` unless every file that counts is there; their content is checked when it is read."""
-        files = [_client_file(client, self.manifest.versions[client]) for client in self.clients()]
-        if self.standing.round:
-            files.append(_server_file(self.standing.round))
+        files = [_client_file(client, self.versions[client]) for client in self.clients()]
+        if self.state.round:
+            files.append(_server_file(self.state.round))
         missing = next((name for name in files if not (self.folder / name).is_file()), None)
         if missing is not None:
             raise self.damaged(missing, "it is missing")
 
     def _write(self, name: str, tree: Tree, done: int) -> None:
-        note = {"experiment": self.manifest.experiment, "file": name, "round": done}
+        note = {"experiment": self._manifest.experiment, "file": name, "round": done}
         storage.write(self.folder / name, pack(tree, note))
 
     def _state(self, name: str, like: Tree, version: int) -> Tree:
@@ -226,21 +217,13 @@ class Checkpoint:
 
     def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, note = self._parse(name, unpack)
-        if note.get("experiment") != self.manifest.experiment:
+        if note.get("experiment") != self._manifest.experiment:
             raise self.damaged(name, "it belongs to another run")
         return tensors, note
 
     def _read_manifest(self) -> Manifest:
-        manifest: Manifest = self._parse("checkpoint.json", Manifest.from_json)
-        return manifest
-
-    def _config(self) -> str:
-        try:
-            return (self._place / "config.toml").read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"`{self._place / 'config.toml'}` cannot be read ({error}); give the folder of a run."
-            ) from None
+        content: Manifest = self._parse("checkpoint.json", Manifest.from_json)
+        return content
 
     def _parse(self, name: str, parse: Callable[[bytes], Any]) -> Any:
         try:
@@ -256,8 +239,15 @@ class Checkpoint:
         """Return what to say about a file that cannot be used."""
         return UserError(
             f"`{self.folder / name}` is damaged or foreign: {reason}; put the folder back from a copy, or start a new "
-            "run with `--out`."
+            "run."
         )
+
+
+def _read_config(folder: Path) -> str:
+    try:
+        return (folder / "config.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"`{folder / 'config.toml'}` cannot be read ({error}); give the folder of a run.") from None
 
 
 _VERSIONED = re.compile(r"server-\d{6,}\.safetensors|clients/\d{6,}-\d{6,}\.safetensors")

@@ -1,4 +1,4 @@
-"""The cost ledger: what crossed between server and clients, in bytes, by item."""
+"""The communication cost: bytes that crossed between server and clients, by item."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from fedmate.core import Method
 
 @final
 class CommunicationCost:
-    """Sums what back ends report. It counts what actually crossed; evaluation never does.
+    """Sums the bytes that back ends report. Evaluation sends nothing, so it costs nothing.
 
-    Attributes:
-        up, down: bytes so far by item, over all clients and rounds.
+    Args:
+        method: its `wire` names the items of each round.
+        rounds: how many there are: rows of all rounds have the columns of every item.
+        up, down: bytes before the next round, by item.
     """
 
     def __init__(
         self, method: Method, rounds: int, up: Mapping[str, int] | None = None, down: Mapping[str, int] | None = None
     ) -> None:
-        """Find every item that any round may carry, so that all rows have the same columns; go on from `up`, `down`."""
-        self.up: Counter[str] = Counter(up)
-        self.down: Counter[str] = Counter(down)
-        self._down_items, self._up_items = _columns(method, rounds)
+        self.up, self.down = Counter(up), Counter(down)
+        wires = [method.wire(t) for t in range(rounds)]
+        self._down_items = _items(part for wire in wires for part in wire.down)
+        self._up_items = _items(part for wire in wires for part in wire.up)
 
-    def enter(self, report: ClientReport) -> dict[str, int]:
+    def add(self, report: ClientReport) -> dict[str, int]:
         """Add one participant of one round and return its row."""
         self.down.update(report.down)
         self.up.update(report.up)
@@ -36,15 +38,6 @@ class CommunicationCost:
     def totals(self) -> dict[str, dict[str, int]]:
         """Return the bytes so far by direction and item."""
         return {"up": dict(self.up), "down": dict(self.down)}
-
-
-def _columns(method: Method, rounds: int) -> tuple[list[str], list[str]]:
-    down, up = set[str](), set[str]()
-    for t in range(rounds):
-        wire = method.wire(t)
-        down |= wire.down
-        up |= wire.up
-    return _items(down), _items(up)
 
 
 def _items(parts: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedmate.backends.base import ClientReport, RoundResult, View
 from fedmate.core import ClientData, Federation, class_counts
 from fedmate.experiment.build import Built
+from fedmate.experiment.checkpoint import RunState
 from fedmate.experiment.evaluate import TESTS, evaluate_view, label_distribution, number, reported_view
 from fedmate.experiment.partitioning import held_out
 
@@ -41,11 +42,17 @@ def primary_test(federation: Federation) -> str:
     return "own" if federation.at_sites else "balanced"
 
 
-def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of a run: its last figures and the totals."""
+def primary_accuracy(built: Built, metrics: Mapping[str, Any]) -> float | None:
+    """Return the mean of the primary view on the primary test in an evaluated round, in percent."""
+    figures = metrics["accuracy"][built.method.primary_view]
+    accuracy: float | None = figures and figures[primary_test(built.federation)]["mean"]
+    return accuracy
+
+
+def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """Return the summary of a run: its last metrics and the totals."""
     experiment, view, test = built.experiment, built.method.primary_view, primary_test(built.federation)
     accuracy = {name: _short(result) for name, result in metrics["accuracy"].items()}
-    best = accuracy[view]
     summary = {
         "method": experiment.method.name,
         "dataset": experiment.dataset.name,
@@ -58,14 +65,14 @@ def summarise(built: Built, metrics: Mapping[str, Any], standing: Mapping[str, A
         "backend": experiment.general.backend,
         "device": experiment.general.device,
         "accuracy": accuracy,
-        "headline": {"view": view, "test": test, "mean": best and best[test]["mean"]},
+        "headline": {"view": view, "test": test, "mean": primary_accuracy(built, metrics)},
         "loss": metrics["loss"],
-        "bytes_up": sum(standing["up"].values()),
-        "bytes_down": sum(standing["down"].values()),
-        "bytes_up_items": standing["up"],
-        "bytes_down_items": standing["down"],
-        "seconds": standing["seconds"],
-        **standing["trouble"],
+        "bytes_up": sum(state.up.values()),
+        "bytes_down": sum(state.down.values()),
+        "bytes_up_items": state.up,
+        "bytes_down_items": state.down,
+        "seconds": state.seconds,
+        **state.failures,
     }
     if built.federation.newcomers:
         figures = metrics.get("newcomers", {})

@@ -160,12 +160,12 @@ class PreparedRun(NamedTuple):
     Attributes:
         folder: its record.
         built: ready to run; `None` if it is finished.
-        notes: sentences the user should read.
+        warnings: sentences the user should read.
     """
 
     folder: Path
     built: Built | None
-    notes: list[str]
+    warnings: list[str]
 
 
 @contextmanager
@@ -192,9 +192,9 @@ def new_runs(request: Request, out: Path | None) -> Iterator[list[PreparedRun]]:
         places = [folder / name for name in names] or [folder]
         for place in places:
             locks.enter_context(_locked(place))
-        jobs = [PreparedRun(place, one, one.notes) for place, one in zip(places, built, strict=True)]
+        jobs = [PreparedRun(place, one, one.warnings) for place, one in zip(places, built, strict=True)]
         notes = [*left_out(request), *dropped(request), *_say_unlike(experiments)]
-        yield [jobs[0]._replace(notes=[*notes, *jobs[0].notes]), *jobs[1:]]
+        yield [jobs[0]._replace(warnings=[*notes, *jobs[0].warnings]), *jobs[1:]]
 
 
 def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
@@ -272,7 +272,7 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
             f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
             "the old digests); put the old files back, or start a new run with `--out`."
         )
-    return PreparedRun(folder, built, built.notes)
+    return PreparedRun(folder, built, built.warnings)
 
 
 def _locked(folder: Path) -> storage.Lock:
@@ -298,9 +298,9 @@ def _note_environment(job: PreparedRun) -> PreparedRun:
     """Write down what has changed since the run began, and say it."""
     if job.built is None:
         return job
-    changed = Recorder(job.folder).note_environment(Checkpoint(job.folder).standing.round)
+    changed = Recorder(job.folder).note_environment(Checkpoint(job.folder).state.round)
     note = f"`{job.folder}` goes on with another {', '.join(changed)} than it began with: results may differ slightly."
-    return job._replace(notes=[*job.notes, note]) if changed else job
+    return job._replace(warnings=[*job.warnings, note]) if changed else job
 
 
 def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> list[Experiment]:

@@ -53,12 +53,12 @@ class Restored:
     @property
     def round(self) -> int:
         """How many rounds its states have behind them."""
-        return self.checkpoint.standing.round
+        return self.checkpoint.state.round
 
     @property
     def num_clients(self) -> int:
         """How many clients were in training."""
-        return len(self.checkpoint.manifest.versions)
+        return len(self.checkpoint.versions)
 
     @property
     def key(self) -> Tensor:
@@ -94,10 +94,10 @@ def read_steadily(folder: Path, read: Callable[[], Content]) -> Content:
     """Read from a run that may be going on: if its checkpoint is replaced meanwhile, read again."""
     Record(folder)
     for _ in range(ATTEMPTS - 1):
-        standing = Checkpoint(folder).standing
+        standing = Checkpoint(folder).state
         try:
             return read()
         except UserError:
-            if Checkpoint(folder).standing == standing:
+            if Checkpoint(folder).state == standing:
                 raise
     return read()

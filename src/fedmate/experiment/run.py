@@ -1,14 +1,14 @@
-"""The round loop, once: ask who takes part, run the round, keep the record and the checkpoint."""
+"""The round loop: sample participants, run the round, keep the record and the checkpoint."""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +17,15 @@ from fedmate.backends.base import NOT_FINITE, ClientReport, Round, RoundResult
 from fedmate.core import Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
-from fedmate.experiment.checkpoint import Checkpoint, Progress, Standing
+from fedmate.experiment.checkpoint import Checkpoint, RunState
 from fedmate.experiment.communication import CommunicationCost
-from fedmate.experiment.metrics_log import NO_METRICS, client_rows, metrics_row, primary_test, summarise
+from fedmate.experiment.metrics_log import NO_METRICS, client_rows, metrics_row, primary_accuracy, summarise
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import Recorder
 
 
 class Observer(ABC):
-    """Hears what happens in a run; a progress display is one."""
+    """Follows a run; a progress display is one."""
 
     @abstractmethod
     def started(self, built: Built, done: int) -> None:
@@ -33,7 +33,7 @@ class Observer(ABC):
 
     @abstractmethod
     def round_done(self, done: int, primary: float | None) -> None:
-        """Called after each round with the number done and the latest headline accuracy, in percent."""
+        """Called after each round with the number done and the latest primary accuracy, in percent."""
 
     @abstractmethod
     def warned(self, sentence: str) -> None:
@@ -52,42 +52,35 @@ def begin(folder: Path, built: Built) -> None:
     """Write the record of a run that has not begun: what `run` goes on from."""
     config = built.experiment.to_toml()
     Recorder.begin(folder, config, built.split.to_json())
-    initial, note = (
-        built.method.setup.model.init_params(),
-        {**built.signature.to_dict(), "partition": built.split.sha256},
-    )
+    initial = built.method.setup.model.init_params()
+    note = {**built.signature.to_dict(), "partition": built.split.sha256}
     Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
 
 def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
-    """Run what is left of the run in `folder`, and return its summary.
+    """Run the rest of the run in `folder`, and return its summary.
 
     `KeyboardInterrupt` saves the rounds done before it goes on its way. If every participant of a round diverges, the
-    record is finished with the figures of the last evaluated round, and `DivergedError` is raised.
+    record is finished with the metrics of the last evaluated round, and `DivergedError` is raised.
     """
-    recorder, checkpoint = Recorder(folder), Checkpoint(folder)
-    progress = _restore(built, recorder, checkpoint)
-    observer.started(built, progress.standing.round)
-    rounds = _Rounds(built, recorder, checkpoint, observer)
+    rounds, general = _Rounds(built, folder), built.experiment.general
+    first = rounds.done.state.round
+    observer.started(built, first)
     try:
         with built.backend.at_work(folder):
-            progress = rounds.run(progress)
+            for t in range(first, general.rounds):
+                evaluate = (t + 1) % general.eval_every == 0 or t + 1 == general.rounds
+                chosen = sample_participants(general.seed, t, len(built.federation.clients), general.participation)
+                result = built.backend.run_round(rounds.done.server, Round(t, chosen, evaluate))
+                for sentence in rounds.add(t, result, evaluate):
+                    observer.warned(sentence)
+                if rounds.diverged:
+                    break
+                observer.round_done(t + 1, primary_accuracy(built, rounds.metrics))
     except KeyboardInterrupt:
         rounds.save()
         raise
-    diverged = progress.standing.trouble.get("diverged_in_round")
-    last = Record(folder).metrics
-    metrics = last[-1] if last else NO_METRICS
-    summary = summarise(built, metrics, asdict(progress.standing))
-    recorder.finish(summary, client_rows(built.federation, metrics))
-    if diverged is not None:
-        # Momentum lengthens the server's steps as a learning rate does.
-        more = " and `method.server_momentum`" if built.experiment.method.options.get("server_momentum") else ""
-        raise DivergedError(
-            f"every client that took part diverged in round {diverged} (a loss or an upload is not finite); lower the "
-            f"learning rates{more}."
-        )
-    return summary
+    return rounds.finish()
 
 
 def initial_server(built: Built) -> Tree:
@@ -97,108 +90,113 @@ def initial_server(built: Built) -> Tree:
     return method.init_server(method.setup.model.init_params(), len(built.federation.clients), key)
 
 
-def _restore(built: Built, recorder: Recorder, checkpoint: Checkpoint) -> Progress:
-    """Put the back end and the record where the checkpoint stands."""
-    checkpoint.check_all()
-    standing, initial = checkpoint.standing, built.backend.clients
-    server = checkpoint.server(initial_server(built))
-    built.backend.restore({i: checkpoint.client(i, initial[i]) for i in checkpoint.clients()})
-    recorder.rewind(standing.round, standing.files)
-    checkpoint.clean()
-    return Progress(standing, server, built.backend.clients)
+@dataclass(frozen=True)
+class _Done:
+    """The rounds done.
 
+    Attributes:
+        state: where the run stands.
+        server: the server's state.
+        clients: all clients' states.
+        unsaved: the clients that took part since the last checkpoint.
+    """
 
-class _Done(NamedTuple):
-    """The rounds done, and the clients that took part in those that are not saved."""
-
-    progress: Progress
-    unsaved: frozenset[int]
+    state: RunState
+    server: Tree
+    clients: Sequence[Tree]
+    unsaved: frozenset[int] = frozenset()
 
 
 class _Rounds:
-    """The rounds of one process: what is done, and what of it is saved."""
+    """The rounds of one process: what is done, and what of it is in the record and the checkpoint.
 
-    def __init__(self, built: Built, recorder: Recorder, checkpoint: Checkpoint, observer: Observer) -> None:
-        self.built, self.recorder, self.checkpoint, self.observer = built, recorder, checkpoint, observer
-        self._done: _Done | None = None
+    Args:
+        built: the run, put back to where the checkpoint stands.
+        folder: its record.
+    """
 
-    def run(self, progress: Progress) -> Progress:
-        """Run what is left and save the end."""
-        general, self._done = self.built.experiment.general, _Done(progress, frozenset())
-        start = time.perf_counter() - progress.standing.seconds
-        headline = _headline(self.built, self.recorder.folder)
-        ledger = CommunicationCost(self.built.method, general.rounds, progress.standing.up, progress.standing.down)
-        for t in range(progress.standing.round, general.rounds):
-            evaluate = (t + 1) % general.eval_every == 0 or t + 1 == general.rounds
-            num_clients = len(self.built.federation.clients)
-            task = Round(t, sample_participants(general.seed, t, num_clients, general.participation), evaluate)
-            result = self.built.backend.run_round(progress.server, task)
-            self._tell()
-            seconds = time.perf_counter() - start
-            self.recorder.add_round(_round_row(t, report) | ledger.enter(report) for report in result.reports)
-            trouble = self._note_trouble(t, result, progress.standing.trouble)
-            if trouble["diverged_in_round"] is not None:
-                # What the clients held before is what is saved; the record tells of this round, too.
-                self.save()
-                up, down = ledger.totals()["up"], ledger.totals()["down"]
-                standing = replace(progress.standing, trouble=trouble, seconds=seconds, up=up, down=down)
-                return progress._replace(standing=standing)
-            if evaluate:
-                metrics = metrics_row(t, result, self.built.federation)
-                self.recorder.add_metrics({**metrics, "bytes": ledger.totals(), "seconds": seconds})
-                self.recorder.add_diagnostics(t + 1, _diagnostics(result))
-                headline = _figure(self.built, metrics)
-            standing = Standing(t + 1, seconds, **ledger.totals(), trouble=trouble, files=self.recorder.files())
-            progress = Progress(standing, result.server, self.built.backend.clients)
-            # One assignment: an interruption finds the state before this round or the one after it.
-            remote = self.built.backend.is_remote
-            self._done = _Done(progress, frozenset() if remote else self._done.unsaved | set(task.participants))
-            # A site can go back one round, and no further.
-            if remote or (t + 1) % general.checkpoint_every == 0 or t + 1 == general.rounds:
-                self.save()
-            self.observer.round_done(t + 1, headline)
-        return progress
+    def __init__(self, built: Built, folder: Path) -> None:
+        self.built, self.recorder, self.checkpoint = built, Recorder(folder), Checkpoint(folder)
+        self.checkpoint.check_all()
+        state, initial = self.checkpoint.state, built.backend.clients
+        server = self.checkpoint.server(initial_server(built))
+        built.backend.restore({i: self.checkpoint.client(i, initial[i]) for i in self.checkpoint.clients()})
+        self.recorder.rewind(state.round, state.files)
+        self.checkpoint.clean()
+        self.done = _Done(state, server, built.backend.clients)
+        self.diverged: RunState | None = None
+        self.metrics: Mapping[str, Any] = (Record(folder).metrics or [NO_METRICS])[-1]
+        self.cost = CommunicationCost(built.method, built.experiment.general.rounds, state.up, state.down)
+        self.start = time.perf_counter() - state.seconds
 
-    def _tell(self) -> None:
-        """Pass on what the back end noticed."""
-        notes = self.built.backend.notes
-        while notes:
-            self.observer.warned(notes.pop(0))
-
-    def _note_trouble(self, t: int, result: RoundResult, before: dict[str, int | None]) -> dict[str, int | None]:
-        """Count and name what was left out of a round; a round in which nobody is left cannot be built on."""
-        observer, reasons, left_out = self.observer, self.built.backend.reasons, dict[str, list[int]]()
-        for report in result.reports:
-            if not report.valid:
-                left_out.setdefault(reasons.get(report.client, NOT_FINITE), []).append(report.client)
-        diverged = [client for clients in left_out.values() for client in clients]
-        everyone = len(diverged) == len(result.reports)
-        for reason, clients in left_out.items() if not everyone else ():
-            observer.warned(f"round {t + 1}: left out, {reason}: client {', '.join(map(str, clients))}")
-        if not result.aggregated:
-            observer.warned(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
-        return {
-            "left_out": (before.get("left_out") or 0) + len(diverged),
-            "discarded_aggregates": (before.get("discarded_aggregates") or 0) + (not result.aggregated),
-            "diverged_in_round": t + 1 if everyone else None,
-        }
+    def add(self, t: int, result: RoundResult, evaluated: bool) -> list[str]:
+        """Enter a round; return sentences the user should read."""
+        general, backend = self.built.experiment.general, self.built.backend
+        seconds = time.perf_counter() - self.start
+        self.recorder.add_round(_round_row(t, report) | self.cost.add(report) for report in result.reports)
+        failures, warnings = self._failures(t, result)
+        if failures["diverged_in_round"] is not None:
+            # What the clients held before is what is saved; the record holds this round, too.
+            self.save()
+            up, down = self.cost.totals().values()
+            self.diverged = replace(self.done.state, failures=failures, seconds=seconds, up=up, down=down)
+            return warnings
+        if evaluated:
+            self.metrics = metrics_row(t, result, self.built.federation)
+            self.recorder.add_metrics({**self.metrics, "bytes": self.cost.totals(), "seconds": seconds})
+            self.recorder.add_diagnostics(t + 1, _diagnostics(result))
+        state = RunState(t + 1, seconds, **self.cost.totals(), failures=failures, files=self.recorder.files())
+        participants = frozenset[int]() if backend.is_remote else {report.client for report in result.reports}
+        # One assignment: an interruption finds the state before this round or the one after it.
+        self.done = _Done(state, result.server, backend.clients, self.done.unsaved | participants)
+        # A site can go back one round, and no further.
+        if backend.is_remote or (t + 1) % general.checkpoint_every == 0 or t + 1 == general.rounds:
+            self.save()
+        return warnings
 
     def save(self) -> None:
         """Make a checkpoint of the rounds done, unless it exists."""
-        if self._done is not None:
-            self.recorder.flush()
-            self.checkpoint.save(self._done.progress, sorted(self._done.unsaved))
-            self._done = _Done(self._done.progress, frozenset())
+        done = self.done
+        self.recorder.flush()
+        self.checkpoint.save(done.state, done.server, {i: done.clients[i] for i in sorted(done.unsaved)})
+        self.done = replace(done, unsaved=frozenset())
 
+    def finish(self) -> dict[str, Any]:
+        """Write the end of the record and return the summary; raise `DivergedError` if the run diverged."""
+        state = self.diverged or self.done.state
+        summary = summarise(self.built, self.metrics, state)
+        self.recorder.finish(summary, client_rows(self.built.federation, self.metrics))
+        if self.diverged:
+            # Momentum lengthens the server's steps as a learning rate does.
+            raise DivergedError(
+                f"every client that took part diverged in round {state.failures['diverged_in_round']} (a loss or an "
+                "upload is not finite); lower the learning rates, and the server's momentum if there is any."
+            )
+        return summary
 
-def _headline(built: Built, folder: Path) -> float | None:
-    rows = Record(folder).metrics
-    return _figure(built, rows[-1]) if rows else None
-
-
-def _figure(built: Built, metrics: Mapping[str, Any]) -> float | None:
-    figure: float | None = metrics["accuracy"][built.method.primary_view][primary_test(built.federation)]["mean"]
-    return figure
+    def _failures(self, t: int, result: RoundResult) -> tuple[dict[str, int | None], list[str]]:
+        """Count and name the clients dropped from a round; a round that drops all of them cannot be built on."""
+        backend, before, dropped = self.built.backend, self.done.state.failures, dict[str, list[int]]()
+        warnings = [*backend.notes]
+        backend.notes.clear()
+        for report in result.reports:
+            if not report.valid:
+                dropped.setdefault(backend.reasons.get(report.client, NOT_FINITE), []).append(report.client)
+        count = sum(map(len, dropped.values()))
+        all_dropped = count == len(result.reports)
+        if not all_dropped:
+            warnings += [
+                f"round {t + 1}: dropped, {reason}: client {', '.join(map(str, clients))}"
+                for reason, clients in dropped.items()
+            ]
+        if not result.aggregated:
+            warnings.append(f"round {t + 1}: the aggregate is not finite, so the server keeps its previous state")
+        failures = {
+            "left_out": (before.get("left_out") or 0) + count,
+            "discarded_aggregates": (before.get("discarded_aggregates") or 0) + (not result.aggregated),
+            "diverged_in_round": t + 1 if all_dropped else None,
+        }
+        return failures, warnings
 
 
 def _round_row(t: int, report: ClientReport) -> dict[str, Any]:

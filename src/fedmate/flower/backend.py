@@ -102,7 +102,7 @@ class Flower(Remote):
     def at_work(self, folder: Path) -> Iterator[None]:
         """Make clients reachable for the rounds of the run in `folder`."""
         clients = len(self.federation.clients)
-        token, done = identity(folder), Checkpoint(folder).standing.round
+        token, done = identity(folder), Checkpoint(folder).state.round
         work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.inputs or NO_INPUTS, done)
         with self.reach(work) as transport:
             self.transport = transport
@@ -115,7 +115,7 @@ class Flower(Remote):
 def identity(folder: Path) -> str:
     """Return the token of a run, which it gets before its first round; raise `UserError` if it was lost."""
     path = folder / IDENTITY
-    if not path.exists() and not Checkpoint(folder).standing.round:
+    if not path.exists() and not Checkpoint(folder).state.round:
         storage.write_new(path, json.dumps({"experiment": secrets.token_hex(16)}).encode() + b"\n")
     try:
         token = json.loads(path.read_bytes())["experiment"]

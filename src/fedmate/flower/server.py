@@ -113,7 +113,7 @@ def _opened(request: Request, out: str) -> Iterator[PreparedRun]:
 
 def _run(job: PreparedRun, reach: Reach, console: Console) -> None:
     console.out(f"Record: {job.folder}", highlight=False)
-    for note in job.notes:
+    for note in job.warnings:
         console.out(f"Note: {note}", highlight=False)
     if job.built is None:
         console.out("It is finished already: nothing to do.", highlight=False)
@@ -126,7 +126,7 @@ def _run(job: PreparedRun, reach: Reach, console: Console) -> None:
     except (DivergedError, UserError):
         raise
     except (FedmateError, OSError):
-        done, rounds = Checkpoint(job.folder).standing.round, job.built.experiment.general.rounds
+        done, rounds = Checkpoint(job.folder).state.round, job.built.experiment.general.rounds
         console.out(
             f"{job.folder} is saved after round {done} of {rounds}; a run with it as `out` goes on from there.",
             highlight=False,

@@ -131,7 +131,7 @@ def _audit(path: Path) -> Iterator[tuple[str, int]]:
 
 def server_status(folder: Path) -> ServerStatus:
     """Return what a run's folder tells, or raise `UserError`."""
-    record, standing = Record(folder), Checkpoint(folder).standing
+    record, standing = Record(folder), Checkpoint(folder).state
     rows = [row for row in record.rounds if int(row["round"]) <= standing.round]
     clients = sorted({int(row["client"]) for row in rows})
     manifest = folder / "checkpoint" / "checkpoint.json"

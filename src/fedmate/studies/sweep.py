@@ -224,7 +224,7 @@ def _train(work: Work, cell: Cell, observer: Observer) -> None:
     with resumed_runs(begun, folder) if folder.exists() else new_runs(anew, folder) as jobs:
         if jobs[0].built is not None:
             check_measures(jobs[0].built, work.measures)
-        for note in jobs[0].notes:
+        for note in jobs[0].warnings:
             observer.warned(note)
         # A run that diverges is finished, too, and says so itself.
         run_all(jobs, lambda: observer)
