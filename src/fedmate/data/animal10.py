@@ -1,7 +1,7 @@
-"""Animals-10: about 26,000 photographs of ten animals, of all sizes, stretched to squares.
+"""Animals-10 (Corrado Alessio, Kaggle): about 26,000 photographs of all sizes, stretched to squares.
 
-Corrado Alessio, "Animals-10", Kaggle, where an account is needed to get it. There is no official split: a fifth of each
-class, drawn by `split_seed`, is the test split. In a prepared file the split has been drawn already.
+There is no official split: a fifth of each class, drawn by `split_seed`, is the test split. A prepared file is split
+already.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, final
 
 from fedmate.core import Limits, option
-from fedmate.data.dataset import Normalisation
-from fedmate.data.files import Content, ImageDataset, missing
-from fedmate.data.images import Form, Place, Tree, present, read_tree
+from fedmate.data.dataset import FLIP_HELP, Arrays, Normalisation
+from fedmate.data.files import FileDataset, find_first
+from fedmate.data.images import ImageFormat, read_images
 from fedmate.data.npz import read_prepared
 
 NAMES = {
@@ -29,25 +29,25 @@ NAMES = {
     "ragno": "spider",
     "scoiattolo": "squirrel",
 }
-"""The folders of the original and what their animals are called in English."""
+"""The published folders and the names of their classes."""
 
-CLASSES = tuple(NAMES)
-
-NORMALISATION = Normalisation.of_bytes(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-"""ImageNet's."""
-
-FOLDERS = ("animal10", "animals10", "animals-10")
-INNER = "raw-img"
-ARCHIVES, PREPARED = ("animals10.zip", "archive.zip"), "animal10.npz"
+FOLDERS = tuple(NAMES)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Animal10(ImageDataset):
-    """Ten classes of animals, photographs of all sizes made small."""
+class Animal10(FileDataset):
+    """Animals-10: photographs of ten kinds of animals from the web."""
 
+    # Of ImageNet.
+    normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    instructions: ClassVar[tuple[str, ...]] = (
+        "Sign in at https://www.kaggle.com: an account is needed, and free.",
+        "Open https://www.kaggle.com/datasets/alessiocorrado99/animals10 and download the data set.",
+        "Put the archive, packed as it is, into `{folder}`; its name is `archive.zip` or `animals10.zip`.",
+        "Or unpack it, so that `{folder}/animal10/raw-img/cane` and nine other folders hold the images.",
+    )
     reading: ClassVar[tuple[str, ...]] = ("size", "skip_bad", "split_seed")
-
     bibtex: ClassVar[str] = """@misc{animals10,
   title = {{Animals-10}},
   author = {{Corrado Alessio}},
@@ -55,10 +55,10 @@ class Animal10(ImageDataset):
   url = {https://www.kaggle.com/datasets/alessiocorrado99/animals10}
 }"""
 
-    flip: bool = option(True, "mirror half of the training images")
+    flip: bool = option(True, FLIP_HELP)
     size: int = option(32, "pixels on each side, to which images are stretched", Limits(at_least=1, at_most=4096))
     skip_bad: bool = option(False, "leave out images that cannot be read")
-    split_seed: int = option(0, "draws the fifth of each class to test on", Limits(at_least=0))
+    split_seed: int = option(0, "seed of the random test split, a fifth of each class", Limits(at_least=0))
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
@@ -71,32 +71,25 @@ class Animal10(ImageDataset):
 
     @property
     def published(self) -> tuple[int, int]:
-        """How many of its 26,179 images are on each side of the split."""
+        """The numbers of its 26,179 images on each side of the split."""
         return 20_943, 5_236
 
     def find(self, folder: Path) -> list[Path]:
-        """Return the folders of the classes, or the archive, or the prepared file."""
-        for place in (*(folder / name for name in FOLDERS), folder):
-            for root in (place / INNER, place):
-                if (root / CLASSES[0]).is_dir():
-                    return present([root / kind for kind in CLASSES])
-        for file in (*(folder / name for name in ARCHIVES), folder / PREPARED):
-            if file.is_file():
-                return [file]
-        raise missing("animal10", folder, (FOLDERS[0], *ARCHIVES, PREPARED))
+        """Return the folders of the classes, the archive or the prepared file."""
+        tops = [folder / "animal10", folder / "animals10", folder / "animals-10", folder]
+        trees = [[root / kind for kind in FOLDERS] for top in tops for root in (top / "raw-img", top)]
+        files = ("animals10.zip", "archive.zip", "animal10.npz")
+        return find_first("animal10", folder, [*trees, *([folder / file] for file in files)])
 
-    def read(self, found: Sequence[Path]) -> Content:
+    def read(self, found: Sequence[Path]) -> Arrays:
         """Read all images, or the prepared file."""
-        if found[0].name == PREPARED:
-            return read_prepared(found[0], (3, self.size, self.size), tuple(NAMES.values()))
-        tree = Tree(found, _place_of, tuple(NAMES.values()))
-        return read_tree(tree, Form(self.size, skip_bad=self.skip_bad), self.split_seed)
-
-    def normalisation(self, content: Content) -> Normalisation:
-        """Return ImageNet's constants."""
-        return NORMALISATION
+        class_names = tuple(NAMES.values())
+        if found[0].suffix == ".npz":
+            return read_prepared(found[0], (3, self.size, self.size), class_names)
+        form = ImageFormat(self.size, skip_bad=self.skip_bad)
+        return read_images(found, _locate, class_names, form, self.split_seed)
 
 
-def _place_of(name: str) -> Place | None:
-    kind = PurePosixPath(name).parent.name
-    return Place(False, CLASSES.index(kind), name) if kind in CLASSES else None
+def _locate(path: PurePosixPath) -> tuple[bool, int] | None:
+    kind = path.parent.name
+    return (False, FOLDERS.index(kind)) if kind in FOLDERS else None

@@ -1,34 +1,30 @@
-"""CIFAR-10 and CIFAR-100: 60,000 photographs of 32 x 32 pixels each, 50,000 of them to train on.
-
-Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", technical report, University of Toronto, 2009.
-
-Read from the first of these that is there: the prepared `cifar10.npz`, the folder of Python's batches
-`cifar-10-batches-py`, that of binary ones `cifar-10-batches-bin`, the archives `cifar-10-python.tar.gz` and
-`cifar-10-binary.tar.gz`, or the batches themselves; likewise `cifar100.npz`, `cifar-100-python`, `cifar-100-binary`,
-`cifar-100-python.tar.gz`, `cifar-100-binary.tar.gz`, whose fine labels are used.
-"""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), read from the binary archives, unpacked or not, or a prepared `.npz`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedmate.core import Limits, option
-from fedmate.data.bundle import damaged, open_bundle, read_file
-from fedmate.data.dataset import Normalisation, Samples
-from fedmate.data.files import Content, ImageDataset, check_labels, first_complete, missing
+from fedmate.core import option
+from fedmate.data.archives import damaged, read_all
+from fedmate.data.dataset import (
+    CROP_HELP,
+    CROP_LIMITS,
+    FLIP_HELP,
+    Arrays,
+    Normalisation,
+    RemoteFile,
+    Samples,
+    check_labels,
+)
+from fedmate.data.files import FileDataset, find_first
 from fedmate.data.npz import read_prepared
-from fedmate.data.pickles import read_pickle
-from fedmate.errors import UserError
 
 SHAPE = (3, 32, 32)
-PIXELS = 3 * 32 * 32
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -47,78 +43,14 @@ CIFAR100_CLASSES = (
 )
 
 
-class Form(NamedTuple):
-    """A way in which a data set is published.
-
-    Attributes:
-        folder: what its files are in.
-        archive: what the folder is packed in.
-        files: its batches, in the official order; the last is the test split.
-        extra: a file beside them that tells the folder from any other.
-    """
-
-    folder: str
-    archive: str
-    files: tuple[str, ...]
-    extra: str
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether batches are rows of bytes, not pickles."""
-        return self.files[0].endswith(".bin")
-
-
-class Layout(NamedTuple):
-    """How a data set is published.
-
-    Attributes:
-        name: of the data set.
-        class_names: one for each label.
-        forms: the ways.
-        labels: what a pickle calls the labels.
-        label_bytes: how many bytes stand before an image in a binary batch; the last of them is the label.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    forms: tuple[Form, ...]
-    labels: str
-    label_bytes: int
-
-
-_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-
-CIFAR10 = Layout(
-    "cifar10",
-    CIFAR10_CLASSES,
-    (
-        Form("cifar-10-batches-py", "cifar-10-python.tar.gz", _BATCHES, "batches.meta"),
-        Form(
-            "cifar-10-batches-bin",
-            "cifar-10-binary.tar.gz",
-            tuple(f"{batch}.bin" for batch in _BATCHES),
-            "batches.meta.txt",
-        ),
-    ),
-    labels="labels",
-    label_bytes=1,
-)
-
-CIFAR100 = Layout(
-    "cifar100",
-    CIFAR100_CLASSES,
-    (
-        Form("cifar-100-python", "cifar-100-python.tar.gz", ("train", "test"), "meta"),
-        Form("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin"), "fine_label_names.txt"),
-    ),
-    labels="fine_labels",
-    label_bytes=2,
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Cifar(ImageDataset):
-    """What both have in common."""
+class _Cifar(FileDataset):
+    """The common part: each binary batch has rows of label bytes, the last of which counts, and an image."""
+
+    name: ClassVar[str]
+    class_names: ClassVar[tuple[str, ...]]
+    members: ClassVar[tuple[str, ...]]
+    """The batches in the archive; the last one is the test split."""
 
     bibtex: ClassVar[str] = """@techreport{cifar2009,
   title = {Learning Multiple Layers of Features from Tiny Images},
@@ -127,50 +59,35 @@ class _Cifar(ImageDataset):
   year = {2009}
 }"""
 
-    crop: int = option(4, "random crops after padding by that many pixels; 0 is off", Limits(at_least=0, at_most=64))
-    flip: bool = option(True, "mirror half of the training images")
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """How it is published."""
+    crop: int = option(4, CROP_HELP, CROP_LIMITS)
+    flip: bool = option(True, FLIP_HELP)
 
     @property
     def published(self) -> tuple[int, int]:
-        """How many images there are."""
+        """The official numbers of images."""
         return 50_000, 10_000
 
     def find(self, folder: Path) -> list[Path]:
-        """Return the files of the first form that is all there."""
-        name, _, forms, *_ = self.layout
-        prepared = f"{name}.npz"
-        candidates = [
-            [folder / prepared],
-            *([folder / form.folder / file for file in form.files] for form in forms),
-            *([folder / form.archive] for form in forms),
-        ]
-        # Names such as `train` are too common to say of any folder that it lacks the others.
-        for form in forms:
-            if all((folder / file).is_file() for file in (*form.files, form.extra)):
-                candidates.append([folder / file for file in form.files])
-        found = first_complete(name, candidates)
-        if found is None:
-            places = (*(form.folder for form in forms), *(form.archive for form in forms))
-            raise missing(name, folder, [prepared, *places])
-        return found
+        """Return the prepared file, the unpacked batches or the archive."""
+        archive = folder / self.downloads[0].path
+        batches = [folder / member for member in self.members]
+        return find_first(self.name, folder, [[folder / f"{self.name}.npz"], batches, [archive]])
 
-    def read(self, found: Sequence[Path]) -> Content:
+    def read(self, found: Sequence[Path]) -> Arrays:
         """Read the batches in their official order."""
         if found[0].suffix == ".npz":
-            return read_prepared(found[0], SHAPE, self.layout.class_names)
-        form = next(form for form in self.layout.forms if found[0].name in (form.archive, form.files[0]))
-        batches = {file: _batch(self.layout, form, place, data) for file, place, data in _contents(found, form)}
-        lacking = next((file for file in form.files if file not in batches), None)
-        if lacking is not None:
-            raise damaged(found[0], f"it has no `{form.folder}/{lacking}`")
-        *train, test = (batches[file] for file in form.files)
+            return read_prepared(found[0], SHAPE, self.class_names)
+        *train, test = (self._batch(*file) for file in read_all(found, self.members))
         x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
-        return Content(Samples(x, y), test, self.layout.class_names)
+        return Arrays(Samples(x, y), test, self.class_names)
+
+    def _batch(self, name: str, data: bytes) -> Samples:
+        width = self.label_bytes + int(np.prod(SHAPE))
+        if not data or len(data) % width:
+            raise damaged(name, f"it has {len(data):,} bytes, no multiple of {width:,}")
+        rows = np.frombuffer(data, np.uint8).reshape(-1, width)
+        labels = check_labels(name, rows[:, self.label_bytes - 1], len(self.class_names))
+        return Samples(rows[:, self.label_bytes :].reshape(-1, *SHAPE), labels)
 
 
 @final
@@ -178,19 +95,26 @@ class _Cifar(ImageDataset):
 class Cifar10(_Cifar):
     """CIFAR-10: photographs of ten kinds of animals and vehicles, 32 x 32 pixels."""
 
-    @property
-    def layout(self) -> Layout:
-        """How it is published."""
-        return CIFAR10
+    name: ClassVar[str] = "cifar10"
+    class_names: ClassVar[tuple[str, ...]] = CIFAR10_CLASSES
+    members: ClassVar[tuple[str, ...]] = tuple(
+        f"cifar-10-batches-bin/{batch}.bin" for batch in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+    )
+    label_bytes: ClassVar[int] = 1
+    normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    downloads: ClassVar[tuple[RemoteFile, ...]] = (
+        RemoteFile(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "cifar-10-binary.tar.gz",
+            170_052_171,
+            "c32a1d4ab5d03f1284b67883e8d87530",
+        ),
+    )
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """The paper's split, with its network."""
+        """The paper's partition and network."""
         return {"partition": {"name": "share", "examples": 600}, "model": {"name": "cifar_cnn"}}
-
-    def normalisation(self, content: Content) -> Normalisation:
-        """Return the constants that the paper uses."""
-        return Normalisation.of_bytes((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 @final
@@ -198,14 +122,23 @@ class Cifar10(_Cifar):
 class Cifar100(_Cifar):
     """CIFAR-100: photographs of a hundred kinds of things, 32 x 32 pixels, by their fine labels."""
 
-    @property
-    def layout(self) -> Layout:
-        """How it is published."""
-        return CIFAR100
+    name: ClassVar[str] = "cifar100"
+    class_names: ClassVar[tuple[str, ...]] = CIFAR100_CLASSES
+    members: ClassVar[tuple[str, ...]] = ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin")
+    label_bytes: ClassVar[int] = 2
+    normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    downloads: ClassVar[tuple[RemoteFile, ...]] = (
+        RemoteFile(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            "cifar-100-binary.tar.gz",
+            168_513_733,
+            "03b5dce01913d631647c71ecec9e9cb8",
+        ),
+    )
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """The paper's split, with its network and step size."""
+        """The paper's partition, network and learning rate."""
         return {
             "partition": {"name": "share", "examples": 600},
             "model": {"name": "cifar100_cnn"},
@@ -214,55 +147,5 @@ class Cifar100(_Cifar):
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Ten groups of ten labels that follow each other."""
+        """Ten groups of ten consecutive labels."""
         return tuple(tuple(range(first, first + 10)) for first in range(0, 100, 10))
-
-    def normalisation(self, content: Content) -> Normalisation:
-        """Return the constants that the paper uses."""
-        return Normalisation.of_bytes((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-
-
-def _contents(found: Sequence[Path], form: Form) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the batches one at a time: file name, what to call it in messages, content."""
-    if found[0].name != form.archive:
-        yield from ((path.name, str(path), read_file(path)) for path in found)
-        return
-    wanted = {f"{form.folder}/{file}": file for file in form.files}
-    for name, data in open_bundle(found[0]).items(wanted.__contains__):
-        yield wanted[name], f"{found[0]}/{name}", data
-
-
-def _batch(layout: Layout, form: Form, place: str, data: bytes) -> Samples:
-    images, labels = _from_rows(layout, place, data) if form.is_binary else _from_pickle(layout, place, data)
-    if not len(images):
-        raise damaged(place, "it holds no image")
-    y = check_labels(f"{place}[{layout.labels}]", labels, len(layout.class_names))
-    return Samples(images.reshape(-1, *SHAPE), y)
-
-
-def _from_rows(layout: Layout, place: str, data: bytes) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return images and labels of a binary batch: each row is a label, then an image."""
-    width = layout.label_bytes + PIXELS
-    if len(data) % width:
-        raise damaged(place, f"it has {len(data):,} bytes, no multiple of {width:,}")
-    rows = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1]
-
-
-def _from_pickle(layout: Layout, place: str, data: bytes) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return images and labels of Python's batch, whose keys are bytes if Python 2 wrote it."""
-    batch = read_pickle(data, place)
-    fields = batch if isinstance(batch, dict) else {}
-    images, labels = (fields.get(key.encode(), fields.get(key)) for key in ("data", layout.labels))
-    if isinstance(labels, list) and all(type(label) is int for label in labels):
-        labels = np.array(labels)
-    if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
-        raise damaged(place, f"it has no images `data` with `{layout.labels}`")
-    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != PIXELS:
-        raise UserError(
-            f"`{place}` has {images.dtype} images of shape {list(images.shape[1:])}, expected uint8 of shape [{PIXELS}]"
-            "; see whether it is the right file."
-        )
-    if labels.shape != (len(images),):
-        raise damaged(place, f"it has {len(images)} images and labels of shape {list(labels.shape)}")
-    return images, labels

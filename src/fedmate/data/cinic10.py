@@ -1,8 +1,4 @@
-"""CINIC-10: CIFAR-10's images and downsampled ones of ImageNet, 90,000 to train, validate and test on, 32 x 32 pixels.
-
-Darlow, Crowley, Antoniou and Storkey, "CINIC-10 is not ImageNet or CIFAR-10", 2018. The folders `train` and `test` are
-used, `valid` is not.
-"""
+"""CINIC-10 (Darlow et al., 2018): CIFAR-10 and downsampled ImageNet; the folder `valid` is not used."""
 
 from __future__ import annotations
 
@@ -11,33 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, final
 
-from fedmate.core import Limits, option
-from fedmate.data.dataset import Normalisation
-from fedmate.data.files import Content, ImageDataset, missing
-from fedmate.data.images import Form, Place, Tree, present, read_tree
+from fedmate.core import option
+from fedmate.data.cifar import CIFAR10_CLASSES, SHAPE
+from fedmate.data.dataset import CROP_HELP, CROP_LIMITS, FLIP_HELP, Arrays, Normalisation, RemoteFile
+from fedmate.data.files import FileDataset, find_first
+from fedmate.data.images import ImageFormat, read_images
 from fedmate.data.npz import read_prepared
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PARTS = ("train", "test")
-SIDE = 32
-IMAGES = 90_000
-"""In each part."""
-
-NORMALISATION = Normalisation.of_bytes(
-    mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835)
-)
-
-FOLDERS = ("CINIC-10", "cinic10", "cinic-10")
-ARCHIVE, PREPARED = "CINIC-10.tar.gz", "cinic10.npz"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Cinic10(ImageDataset):
-    """Ten classes of small photographs, 4.5 times as many as CIFAR-10 has."""
+class Cinic10(FileDataset):
+    """CINIC-10: ten classes of photographs, 32 x 32 pixels, 4.5 times as many as in CIFAR-10."""
 
+    normalisation: ClassVar[Normalisation] = Normalisation.of_bytes(
+        mean=(0.47889522, 0.47227842, 0.43047404), std=(0.24205776, 0.23828046, 0.25874835)
+    )
+    downloads: ClassVar[tuple[RemoteFile, ...]] = (
+        RemoteFile(
+            # Addresses of the older form, `/bitstream/handle/10283/3192/...`, return a web page to programs.
+            "https://datashare.ed.ac.uk/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/download",
+            "CINIC-10.tar.gz",
+            687_544_992,
+            "6ee4d0c996905fe93221de577967a372",
+        ),
+    )
     reading: ClassVar[tuple[str, ...]] = ("skip_bad",)
-
     bibtex: ClassVar[str] = """@article{cinic2018,
   title = {{CINIC-10} Is Not {ImageNet} or {CIFAR-10}},
   author = {Darlow, Luke N. and Crowley, Elliot J. and Antoniou, Antreas and Storkey, Amos J.},
@@ -45,8 +42,8 @@ class Cinic10(ImageDataset):
   year = {2018}
 }"""
 
-    crop: int = option(4, "random crops after padding by that many pixels; 0 is off", Limits(at_least=0, at_most=64))
-    flip: bool = option(True, "mirror half of the training images")
+    crop: int = option(4, CROP_HELP, CROP_LIMITS)
+    flip: bool = option(True, FLIP_HELP)
     skip_bad: bool = option(False, "leave out images that cannot be read")
 
     @property
@@ -56,32 +53,22 @@ class Cinic10(ImageDataset):
 
     @property
     def published(self) -> tuple[int, int]:
-        """How many images there are."""
-        return IMAGES, IMAGES
+        """The official numbers of images."""
+        return 90_000, 90_000
 
     def find(self, folder: Path) -> list[Path]:
-        """Return the folders of the classes, or the archive, or the prepared file."""
-        for root in (*(folder / name for name in FOLDERS), folder):
-            if all((root / part / CLASSES[0]).is_dir() for part in PARTS):
-                return present([root / part / kind for part in PARTS for kind in CLASSES])
-        for file in (folder / ARCHIVE, folder / PREPARED):
-            if file.is_file():
-                return [file]
-        raise missing("cinic10", folder, (FOLDERS[0], ARCHIVE, PREPARED))
+        """Return the folders of the classes, the archive or the prepared file."""
+        roots = [folder / "CINIC-10", folder / "cinic10", folder / "cinic-10", folder]
+        trees = [[root / part / kind for part in PARTS for kind in CIFAR10_CLASSES] for root in roots]
+        return find_first("cinic10", folder, [*trees, [folder / "CINIC-10.tar.gz"], [folder / "cinic10.npz"]])
 
-    def read(self, found: Sequence[Path]) -> Content:
+    def read(self, found: Sequence[Path]) -> Arrays:
         """Read all images, or the prepared file."""
-        if found[0].name == PREPARED:
-            return read_prepared(found[0], (3, SIDE, SIDE), CLASSES)
-        return read_tree(Tree(found, _place_of, CLASSES), Form(SIDE, resize=False, skip_bad=self.skip_bad))
-
-    def normalisation(self, content: Content) -> Normalisation:
-        """Return CINIC-10's constants."""
-        return NORMALISATION
+        if found[0].suffix == ".npz":
+            return read_prepared(found[0], SHAPE, CIFAR10_CLASSES)
+        return read_images(found, _locate, CIFAR10_CLASSES, ImageFormat(32, resize=False, skip_bad=self.skip_bad))
 
 
-def _place_of(name: str) -> Place | None:
-    match PurePosixPath(name).parts[-3:-1]:
-        case (part, kind) if part in PARTS and kind in CLASSES:
-            return Place(part == "test", CLASSES.index(kind), name)
-    return None
+def _locate(path: PurePosixPath) -> tuple[bool, int] | None:
+    part, kind = path.parts[-3:-1] if len(path.parts) > 2 else ("", "")
+    return (part == "test", CIFAR10_CLASSES.index(kind)) if part in PARTS and kind in CIFAR10_CLASSES else None

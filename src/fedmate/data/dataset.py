@@ -1,10 +1,9 @@
-"""What a data set is: arrays with labels, and what an experiment on it starts from."""
+"""Data sets: labelled arrays, and the settings that an experiment on them starts from."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -13,17 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmate.core import Augmentation, Source
+from fedmate.core import Augmentation, Limits, Source
 from fedmate.core.options import check_options
+from fedmate.errors import UserError
 
 CHUNK = 1000
-"""Samples looked at in one go, so that large files are never in memory as a whole."""
+"""Samples that are hashed at once, so that a memory-mapped file is never in memory as a whole."""
+
+CROP_HELP = "random crops after padding by that many pixels; 0 is off"
+CROP_LIMITS = Limits(at_least=0, at_most=64)
+FLIP_HELP = "mirror half of the training images"
 
 
 class Samples(NamedTuple):
     """Inputs `[samples, ...]`, images as bytes `[samples, channels, height, width]`, and labels `[samples]`, int64.
 
-    Either may be a memory-mapped file: take the rows you need, do not write into it.
+    Both may be memory-mapped: take the rows you need, do not write into them.
     """
 
     x: NDArray[Any]
@@ -31,10 +35,9 @@ class Samples(NamedTuple):
 
 
 class Normalisation(NamedTuple):
-    """What is done to raw samples before a network reads them: subtract `mean`, divide by `std`.
+    """Constants of a data set, one per channel or one for all: a network reads (sample - mean) / std.
 
-    Both have a number for each channel, or one for all. They are constants of the data set, so that a client's input
-    does not depend on anybody's data, and travel with every model that leaves.
+    They do not depend on any client's data, and travel with every exported model.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -42,11 +45,11 @@ class Normalisation(NamedTuple):
 
     @classmethod
     def of_bytes(cls, mean: tuple[float, ...], std: tuple[float, ...]) -> Self:
-        """Return what does to bytes what `mean` and `std` do to brightness from 0 to 1."""
+        """Return the normalisation of bytes for constants given on the scale from 0 to 1."""
         return cls(tuple(255 * value for value in mean), tuple(255 * value for value in std))
 
     def source(self, x: NDArray[Any], augmentation: Augmentation, dtype: torch.dtype, device: str) -> Source:
-        """Put samples on a device, with what is done to them whenever they are read."""
+        """Put samples on a device, together with their normalisation and augmentation."""
         shape = (-1, *[1] * (x.ndim - 2))
         mean, std = (torch.tensor(values, dtype=dtype, device=device).reshape(shape) for values in self)
         # Bytes stay bytes; other numbers take the network's precision at once.
@@ -59,14 +62,14 @@ class Arrays(NamedTuple):
     """A loaded data set.
 
     Attributes:
-        train: what is dealt to the clients.
-        test: the official test split; `None` if there is none, then what no client holds is the test split.
+        train: the samples that are split over clients.
+        test: the official test split; `None` if there is none: then the samples that no client holds are used.
         class_names: one for each label.
-        normalisation: what the samples still need.
-        clients: whose each training sample is, numbered from 0, if the data set tells.
-        notes: sentences the user should read.
+        normalisation: applied when a network reads samples.
+        clients: the natural client of each training sample, numbered from 0, if known.
+        notes: warnings for the user.
         digest: of the content, if it is known already.
-        client_names: what those clients are called.
+        client_names: the names of the natural clients.
     """
 
     train: Samples
@@ -79,40 +82,37 @@ class Arrays(NamedTuple):
     client_names: tuple[str, ...] = ()
 
 
-def content_digest(arrays: Arrays) -> str:
-    """Return what tells the content of a data set from others: the SHA-256 of its numbers and names."""
-    found = hashlib.sha256("\n".join(arrays.class_names).encode())
-    parts = [*arrays.train, *(arrays.test or ()), *([] if arrays.clients is None else [arrays.clients])]
-    for array in parts:
-        found.update(f"{array.dtype.str} {array.shape}".encode())
-        for chunk in chunks(array):
-            found.update(np.ascontiguousarray(chunk).data)
-    return found.hexdigest()
+class RemoteFile(NamedTuple):
+    """A published file of a data set.
 
+    Attributes:
+        url: its address.
+        path: its place in the folder of data sets.
+        size: in bytes.
+        md5: its published checksum.
+    """
 
-def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield an array some rows at a time."""
-    yield from (array[start : start + CHUNK] for start in range(0, len(array), CHUNK))
-
-
-def hold_back(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Choose a fifth of samples for a test, from each class as nearly as can be, but never a class's only sample."""
-    order = rng.permutation(len(labels))
-    order = order[np.bincount(labels)[labels[order]] > 1]
-    # Every fifth of a row in which classes stand together: each gives a fifth, rounded up or down.
-    chosen: NDArray[np.int64] = np.sort(order[np.argsort(labels[order], kind="stable")][2::5])
-    return chosen
+    url: str
+    path: str
+    size: int
+    md5: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
-    """A data set; fields are its options."""
+    """A data set; its fields are its options."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
     """Named settings that replace its defaults, by section."""
 
     bibtex: ClassVar[str] = ""
-    """What to cite for it, as entries of BibTeX; empty where there is nothing."""
+    """The publications to cite, as BibTeX entries."""
+
+    downloads: ClassVar[tuple[RemoteFile, ...]] = ()
+    """The files that `fedmate data NAME` downloads."""
+
+    instructions: ClassVar[tuple[str, ...]] = ()
+    """How to get the data set by hand, step by step; `{folder}` stands for the folder of data sets."""
 
     def __post_init__(self) -> None:
         """Refuse options outside their limits."""
@@ -120,21 +120,25 @@ class Dataset(ABC):
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """What an experiment on this data set starts from, by section.
+        """The settings that an experiment on this data set starts from, by section.
 
-        In a section with a `name` the other keys hold for that name; without it they hold for all.
+        In a section with a `name` the other keys hold for that name only; without a `name` they hold for all.
         """
         return {}
 
     @property
     def augmentation(self) -> Augmentation:
-        """How its images are varied in training."""
+        """How training images are augmented."""
         return Augmentation()
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The classes that dominate clients together in the partition `share`; its own rule if there are none."""
+        """The groups of dominant classes in the partition `share`; empty: the partition's own rule."""
         return ()
+
+    def find(self, folder: Path) -> list[Path]:
+        """Return the files that `load` reads, or raise `UserError` if some are missing."""
+        return []
 
     def stand_ins(self) -> Arrays | None:
         """Return samples of the right shape where clients hold the data, and `load` reads none; otherwise `None`."""
@@ -145,4 +149,44 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> Arrays:
-        """Read the arrays; `folder` is where data sets lie."""
+        """Read the arrays; `folder` is the folder of data sets."""
+
+
+def content_digest(arrays: Arrays) -> str:
+    """Return the SHA-256 of the numbers and class names of a data set."""
+    found = hashlib.sha256("\n".join(arrays.class_names).encode())
+    for array in [*arrays.train, *(arrays.test or ()), *([] if arrays.clients is None else [arrays.clients])]:
+        found.update(f"{array.dtype.str} {array.shape}".encode())
+        for start in range(0, len(array), CHUNK):
+            found.update(np.ascontiguousarray(array[start : start + CHUNK]).data)
+    return found.hexdigest()
+
+
+def hold_back(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Choose about a fifth of each class as test samples, but never the only sample of a class."""
+    order = rng.permutation(len(labels))
+    order = order[np.bincount(labels)[labels[order]] > 1]
+    # Every fifth of a row in which classes stand together: each class gives a fifth, rounded up or down.
+    chosen: NDArray[np.int64] = np.sort(order[np.argsort(labels[order], kind="stable")][2::5])
+    return chosen
+
+
+def check_labels(name: str, labels: NDArray[Any], num_classes: int, first: int = 0) -> NDArray[np.int64]:
+    """Return labels as whole numbers from 0, or raise `UserError`.
+
+    Args:
+        name: how messages call them.
+        labels: one for each sample.
+        num_classes: how many classes there may be.
+        first: the number of the first class.
+    """
+    if labels.dtype.kind not in "biuf":
+        raise UserError(f"`{name}` holds {labels.dtype} values; give one whole number for each sample.")
+    last = first + num_classes - 1
+    wrong = np.flatnonzero(~((labels >= first) & (labels <= last) & (labels == np.floor(labels))))
+    if len(wrong):
+        raise UserError(
+            f"`{name}` is {labels[wrong[0]]} at [{wrong[0]}], but labels are whole numbers from {first} to {last}; "
+            "correct the file, or download it again."
+        )
+    return labels.astype(np.int64) - first

@@ -1,7 +1,6 @@
-"""Digits: 1,797 handwritten digits of 8 x 8 pixels, shipped inside scikit-learn, so nothing is downloaded.
+"""Digits (Alpaydin and Kaynak, 1998, the test part): part of scikit-learn, so nothing is downloaded.
 
-Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (the test part).
-There is no official split: what no client trains on is the test split.
+There is no official split: the samples that no client holds are the test split.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import numpy as np
 from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples
 
 NORMALISATION = Normalisation(mean=(4.884,), std=(6.017,))
-"""Of all pixels, which lie in 0..16."""
+"""Of pixels from 0 to 16."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Digits(Dataset):
-    """Handwritten digits, small enough for a laptop and real enough to tell methods apart."""
+    """Digits: 1,797 handwritten digits, 8 x 8 pixels."""
 
     bibtex: ClassVar[str] = """@misc{digits1998,
   title = {Optical Recognition of Handwritten Digits},
@@ -33,12 +32,12 @@ class Digits(Dataset):
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """Few samples for each client, whatever the partition: the rest is the test split."""
+        """Few samples for each client: the rest is the test split."""
         return {"partition": {"examples": 40}, "model": {"name": "digits_cnn"}}
 
     def load(self, folder: Path) -> Arrays:
-        """Read the digits from scikit-learn; nothing lies in `folder`."""
-        # It takes as long to import as all the rest, and a site of its own data needs none of it.
+        """Read the digits from scikit-learn."""
+        # Imported here because it takes as long as everything else.
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)

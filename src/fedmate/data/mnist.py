@@ -1,69 +1,45 @@
-"""MNIST and Fashion-MNIST: 70,000 grey images of 28 x 28 pixels each, 60,000 of them to train on.
-
-LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE
-86, 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
-arXiv:1708.07747, 2017.
-
-Read from the first of these that is there: the prepared `mnist.npz`, or the four idx files, compressed or not, in
-`mnist` or `MNIST/raw`; likewise `fashion_mnist.npz`, `fashion_mnist`, `FashionMNIST/raw`.
-"""
+"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017), read from idx files or a prepared `.npz`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
-from fedmate.data.bundle import read_file
-from fedmate.data.dataset import Normalisation
-from fedmate.data.files import Content, ImageDataset, first_complete, missing
-from fedmate.data.idx import SIDE, Named, idx_files, read_pair
+from fedmate.data.archives import read_all
+from fedmate.data.dataset import Arrays, Normalisation, RemoteFile
+from fedmate.data.files import FileDataset, find_first
+from fedmate.data.idx import SIDE, idx_files, read_splits
 from fedmate.data.npz import read_prepared
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 NORMALISATION = Normalisation.of_bytes((0.1307,), (0.3081,))
-"""Of MNIST's pixels, and by custom of its kin."""
-
-FASHION_CLASSES = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
+"""The constants of MNIST, which are customary for its relatives, too."""
 
 
-class Layout(NamedTuple):
-    """How a data set is published.
-
-    Attributes:
-        name: of the data set.
-        class_names: one for each label.
-        folder: what its files may be in, besides a folder of its name.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    folder: str
+def _downloads(address: str, folder: str, *files: tuple[int, str]) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(f"{address}/{name}.gz", f"{folder}/{name}.gz", *file)
+        for name, file in zip(FILES, files, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MnistLike(ImageDataset):
-    """What both have in common."""
+class _MnistLike(FileDataset):
+    """The common part."""
 
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """How it is published."""
+    name: ClassVar[str]
+    class_names: ClassVar[tuple[str, ...]]
+    other_folder: ClassVar[str]
+    """The folder in which torchvision puts the files."""
+
+    normalisation: ClassVar[Normalisation] = NORMALISATION
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """What the paper does with such images."""
+        """The paper's settings for grey images."""
         return {
             "partition": {"name": "share", "examples": 600},
             "model": {"name": "emnist_cnn"},
@@ -72,30 +48,20 @@ class _MnistLike(ImageDataset):
 
     @property
     def published(self) -> tuple[int, int]:
-        """How many images there are."""
+        """The official numbers of images."""
         return 60_000, 10_000
 
     def find(self, folder: Path) -> list[Path]:
-        """Return the files of the first form that is all there."""
-        name, _, other = self.layout
-        places = [folder / name, folder / other]
-        found = first_complete(name, [[folder / f"{name}.npz"], *(idx_files(place, FILES) for place in places)])
-        if found is None:
-            raise missing(name, folder, [f"{name}.npz", *(f"{place}/{FILES[0]}.gz" for place in (name, other))])
-        return found
+        """Return the prepared file or the four idx files."""
+        places = (folder / self.name, folder / self.other_folder)
+        candidates = [[folder / f"{self.name}.npz"], *(idx_files(place, FILES) for place in places)]
+        return find_first(self.name, folder, candidates)
 
-    def read(self, found: Sequence[Path]) -> Content:
-        """Read the prepared file, or the four idx files."""
-        classes = self.layout.class_names
+    def read(self, found: Sequence[Path]) -> Arrays:
+        """Read the prepared file or the four idx files."""
         if len(found) == 1:
-            return read_prepared(found[0], (1, SIDE, SIDE), classes)
-        files = [Named(str(path), read_file(path)) for path in found]
-        train, test = (read_pair(images, labels, len(classes)) for images, labels in (files[:2], files[2:]))
-        return Content(train, test, classes)
-
-    def normalisation(self, content: Content) -> Normalisation:
-        """Return the constants that the paper uses."""
-        return NORMALISATION
+            return read_prepared(found[0], (1, SIDE, SIDE), self.class_names)
+        return Arrays(*read_splits(read_all(found, ()), len(self.class_names)), self.class_names)
 
 
 @final
@@ -103,6 +69,18 @@ class _MnistLike(ImageDataset):
 class Mnist(_MnistLike):
     """MNIST: handwritten digits, 28 x 28 pixels."""
 
+    name: ClassVar[str] = "mnist"
+    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    other_folder: ClassVar[str] = "MNIST/raw"
+    # The original host has refused access since 2024; this is PyTorch's copy.
+    downloads: ClassVar[tuple[RemoteFile, ...]] = _downloads(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "mnist",
+        (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+        (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+        (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+    )
     bibtex: ClassVar[str] = r"""@article{mnist1998,
   title = {Gradient-Based Learning Applied to Document Recognition},
   author = {LeCun, Yann and Bottou, L{\'e}on and Bengio, Yoshua and Haffner, Patrick},
@@ -113,25 +91,30 @@ class Mnist(_MnistLike):
   year = {1998}
 }"""
 
-    @property
-    def layout(self) -> Layout:
-        """How it is published."""
-        return Layout("mnist", tuple("0123456789"), "MNIST/raw")
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(_MnistLike):
     """Fashion-MNIST: pictures of ten kinds of clothes, 28 x 28 pixels."""
 
+    name: ClassVar[str] = "fashion_mnist"
+    class_names: ClassVar[tuple[str, ...]] = (
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    )
+    other_folder: ClassVar[str] = "FashionMNIST/raw"
+    # There is no https address; the checksum protects the files.
+    downloads: ClassVar[tuple[RemoteFile, ...]] = _downloads(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "fashion_mnist",
+        (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+        (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    )
     bibtex: ClassVar[str] = """@article{fashionmnist2017,
   title = {{Fashion-MNIST}: a Novel Image Dataset for Benchmarking Machine Learning Algorithms},
   author = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
   journal = {arXiv preprint arXiv:1708.07747},
   year = {2017}
 }"""
-
-    @property
-    def layout(self) -> Layout:
-        """How it is published."""
-        return Layout("fashion_mnist", FASHION_CLASSES, "FashionMNIST/raw")

@@ -1,12 +1,11 @@
-"""Sites: data that lies with sites of their own, of which a server knows the declaration and nothing else.
+"""Data at sites: the server knows the declaration of the samples, and nothing else.
 
-Everybody has to read samples alike: the same classes, in samples of one shape, normalised by the same numbers. These
-are declared here; where a site's samples lie it says in a file of its own (`fedmate.flower.site_data`).
+All sites read samples of the same classes and shape with the same normalisation, which are declared here. Where a site
+finds its samples is written in a file of its own.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -14,62 +13,59 @@ from typing import Any, NoReturn, final
 import numpy as np
 
 from fedmate.core import Augmentation, Limits, option
-from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples
+from fedmate.data.arrays import check_names
+from fedmate.data.dataset import CROP_HELP, CROP_LIMITS, FLIP_HELP, Arrays, Dataset, Normalisation, Samples
 from fedmate.errors import UserError
 
 CENTRE = 127.5
-"""Of a byte: what is subtracted from images, and what they are divided by, unless the experiment says otherwise."""
+"""Images are read as (byte - CENTRE) / CENTRE, unless `mean` and `std` are declared."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class AtSites(Dataset):
-    """Data that lies with sites of their own; run it with `flwr run`."""
+    """Samples that stay at sites; run it with `flwr run`."""
 
     classes: tuple[str, ...] = option((), "the names of the classes, two at least")
     shape: tuple[int, ...] = option((), "of a sample; an image has channels, height and width")
     mean: tuple[float, ...] = option(
-        (), "subtracted from raw numbers, one for all or one for each channel; left out, images come to lie in -1 to 1"
+        (), "subtracted from samples, one for all or one per channel; left out, images are scaled to -1..1"
     )
-    std: tuple[float, ...] = option((), "what they are divided by then, likewise")
-    crop: int = option(0, "random crops after padding by that many pixels; 0 is off", Limits(at_least=0, at_most=64))
-    flip: bool = option(False, "mirror half of the training images")
+    std: tuple[float, ...] = option((), "samples are divided by it then, likewise")
+    crop: int = option(0, CROP_HELP, CROP_LIMITS)
+    flip: bool = option(False, FLIP_HELP)
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
-        """Clients as they are, and a network that fits samples of any shape."""
+        """The sites as clients, and a network for samples of any shape."""
         return {"partition": {"name": "given"}, "model": {"name": "mlp"}}
 
     @property
     def augmentation(self) -> Augmentation:
-        """What its options say."""
+        """Crops and flips."""
         return Augmentation(self.crop, self.flip)
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether samples have to be bytes: images are, if nobody says how to normalise them."""
+        """Whether samples have to be bytes, as images without declared normalisation."""
         return len(self.shape) == 3 and not self.mean and not self.std
 
     @property
     def normalisation(self) -> Normalisation:
-        """What raw samples need before a network reads them."""
+        """The declared normalisation, or that of images."""
         if self.is_of_bytes:
             return Normalisation((CENTRE,), (CENTRE,))
         return Normalisation(self.mean or (0.0,), self.std or (1.0,))
 
     def load(self, folder: Path) -> NoReturn:
-        """Say that nothing can be loaded."""
+        """Refuse: there is nothing to read here."""
         raise UserError(
-            "`dataset.name` is `sites`, samples that lie with sites of their own: there is nothing here to read; run "
-            "the experiment with `flwr run`, see docs/deploy.md."
+            "`dataset.name` is `sites`, whose samples stay at the sites, so nothing can be read here; run the "
+            "experiment with `flwr run`, see docs/deploy.md."
         )
 
     def stand_ins(self) -> Arrays:
-        """Return one sample of zeros to train on and one to test on: a server needs shapes, and has no more.
-
-        Raises:
-            UserError: something is not declared, or not as it has to be.
-        """
+        """Return one training and one test sample of zeros, so that the server knows shapes, or raise `UserError`."""
         self._check()
         zero = Samples(np.zeros((1, *self.shape), np.uint8), np.zeros(1, np.int64))
         return Arrays(zero, zero, self.classes, self.normalisation)
@@ -90,29 +86,21 @@ class AtSites(Dataset):
             )
 
     def _check(self) -> None:
-        if len(self.classes) < 2:
-            found = f"has `{self.classes[0]}` alone" if self.classes else "is empty"
-            raise UserError(f'`dataset.classes` {found}; name two classes at least, such as `["cat", "dog"]`.')
-        twice = next((name for name, count in Counter(self.classes).items() if count > 1), None)
-        if twice is not None:
-            raise UserError(f"`dataset.classes` has `{twice}` twice; give each class a name of its own.")
+        check_names("dataset.classes", self.classes)
         if not self.shape or min(self.shape) < 1:
             raise UserError(
                 f"`dataset.shape` is {list(self.shape)}; give the sizes of a sample, each 1 at least, such as "
                 "`[3, 32, 32]` for an image."
             )
-        self._check_numbers("mean", self.mean, Limits())
-        self._check_numbers("std", self.std, Limits(above=0))
+        for name, numbers, limits in (("mean", self.mean, Limits()), ("std", self.std, Limits(above=0))):
+            if len(numbers) not in (0, 1, self.shape[0]):
+                raise UserError(
+                    f"`dataset.{name}` has {len(numbers)} numbers, but a sample has {self.shape[0]} channels; give one "
+                    "for all, or one for each."
+                )
+            wrong = next((number for number in numbers if not limits.admit(number)), None)
+            if wrong is not None:
+                raise UserError(f"`dataset.{name}` holds {wrong:g}; each must be {limits.describe()}.")
         if any(self.augmentation) and len(self.shape) != 3:
             name = "crop" if self.crop else "flip"
             raise UserError(f"`dataset.{name}` is for images, but `dataset.shape` is {list(self.shape)}; leave it out.")
-
-    def _check_numbers(self, name: str, numbers: tuple[float, ...], limits: Limits) -> None:
-        if len(numbers) not in (0, 1, self.shape[0]):
-            raise UserError(
-                f"`dataset.{name}` has {len(numbers)} numbers, but a sample has {self.shape[0]} channels; give one for "
-                "all, or one for each."
-            )
-        odd = next((number for number in numbers if not limits.allow(number)), None)
-        if odd is not None:
-            raise UserError(f"`dataset.{name}` holds {odd:g}; let each be {limits.describe()}.")

@@ -21,7 +21,7 @@ import numpy as np
 from fedmate.core import ClientData
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples, hold_back
-from fedmate.data.files import ImageDataset
+from fedmate.data.files import FileDataset
 from fedmate.data.paths import data_folder, expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
@@ -133,7 +133,7 @@ def _load(loader: Dataset, state: Path | None) -> Arrays:
     """Read a site's data; what is made of it lies where the site keeps its own, and nobody else may look there."""
     if state is not None:
         make_private(state)
-    if isinstance(loader, ImageDataset):
+    if isinstance(loader, FileDataset):
         return loader.load_through(data_folder(), [] if state is None else [state])
     return loader.load(data_folder())
 
