@@ -23,7 +23,7 @@ FACTS = Path(__file__).parents[1] / "CITATION.cff"
 REFERENCES = {
     **{f"method {name}": "".join(entries_of(METHODS[name].citation).values()) for name in METHODS._rows},
     **{what: "".join(entries_of(citation).values()) for what, citation in ADDITIONS.values()},
-    **{f"data set {name}": DATASETS[name].bibtex for name in DATASETS.names()},
+    **{f"data set {name}": "".join(entries_of(DATASETS[name].citation).values()) for name in DATASETS.names()},
 }
 
 WITHOUT = {"method local", "data set folder", "data set given", "data set npz", "data set sites"}

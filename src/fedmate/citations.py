@@ -7,18 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmate import methods
+from fedmate import data, methods
 from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
 from fedmate.methods import METHODS
 from fedmate.registry import Registry
 
-CITED: dict[str, tuple[str, Registry[Any], str]] = {
-    "method": ("method", METHODS, "citation"),
-    "dataset": ("data set", DATASETS, "bibtex"),
-}
-"""By section of an experiment: its name, the table of its rows, and their attribute that says what to cite."""
+CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "dataset": ("data set", DATASETS)}
+"""By section of an experiment: its name, and the table of its rows, whose `citation` says what to cite."""
 
 ADDITIONS = {
     "calibration": ("prior calibration", "logitadjustment2021"),
@@ -26,7 +23,7 @@ ADDITIONS = {
 }
 """By option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 
-METHOD_ENTRIES = Path(methods.__file__).with_name("citations.bib")
+OWN_ENTRIES = [Path(package.__file__).with_name("citations.bib") for package in (methods, data)]
 ENTRY = re.compile(r"^@\w+\{([^\s,]+),.*?(?=^@|\Z)", re.MULTILINE | re.DOTALL)
 """An entry of BibTeX that begins its line, and its key."""
 
@@ -43,9 +40,9 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
     ]
     software, cited = _software(records), set[str]()
     for section, name in used:
-        what, table, attribute = CITED[section]
+        what, table = CITED[section]
         try:
-            entries = entries_of(getattr(table[name], attribute))
+            entries = entries_of(table[name].citation)
         except UserError:
             yield f"% {what} {name}: not found here, so its reference is not known"
             continue
@@ -62,9 +59,10 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
 
 
 def entries_of(citation: str) -> dict[str, str]:
-    """Return entries of BibTeX by key: those of a text, or the one of fedmate's own methods that a key names."""
+    """Return entries of BibTeX by key: those of a text, or one of fedmate's own that a key names."""
     if citation.isidentifier():
-        return {citation: entries_of(METHOD_ENTRIES.read_text(encoding="utf-8"))[citation]}
+        known = "\n".join(path.read_text(encoding="utf-8") for path in OWN_ENTRIES)
+        return {citation: entries_of(known)[citation]}
     return {found[1]: found[0].strip() for found in ENTRY.finditer(citation)}
 
 

@@ -48,12 +48,7 @@ class Animal10(FileDataset):
         "Or unpack it, so that `{folder}/animal10/raw-img/cane` and nine other folders hold the images.",
     )
     reading: ClassVar[tuple[str, ...]] = ("size", "skip_bad", "split_seed")
-    bibtex: ClassVar[str] = """@misc{animals10,
-  title = {{Animals-10}},
-  author = {{Corrado Alessio}},
-  howpublished = {Kaggle},
-  url = {https://www.kaggle.com/datasets/alessiocorrado99/animals10}
-}"""
+    citation: ClassVar[str] = "animals10"
 
     flip: bool = option(True, FLIP_HELP)
     size: int = option(32, "pixels on each side, to which images are stretched", Limits(at_least=1, at_most=4096))

@@ -52,12 +52,7 @@ class _Cifar(FileDataset):
     members: ClassVar[tuple[str, ...]]
     """The batches in the archive; the last one is the test split."""
 
-    bibtex: ClassVar[str] = """@techreport{cifar2009,
-  title = {Learning Multiple Layers of Features from Tiny Images},
-  author = {Krizhevsky, Alex},
-  institution = {University of Toronto},
-  year = {2009}
-}"""
+    citation: ClassVar[str] = "cifar2009"
 
     crop: int = option(4, CROP_HELP, CROP_LIMITS)
     flip: bool = option(True, FLIP_HELP)

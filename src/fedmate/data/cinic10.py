@@ -35,12 +35,7 @@ class Cinic10(FileDataset):
         ),
     )
     reading: ClassVar[tuple[str, ...]] = ("skip_bad",)
-    bibtex: ClassVar[str] = """@article{cinic2018,
-  title = {{CINIC-10} Is Not {ImageNet} or {CIFAR-10}},
-  author = {Darlow, Luke N. and Crowley, Elliot J. and Antoniou, Antreas and Storkey, Amos J.},
-  journal = {arXiv preprint arXiv:1810.03505},
-  year = {2018}
-}"""
+    citation: ClassVar[str] = "cinic2018"
 
     crop: int = option(4, CROP_HELP, CROP_LIMITS)
     flip: bool = option(True, FLIP_HELP)

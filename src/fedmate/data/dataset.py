@@ -105,8 +105,8 @@ class Dataset(ABC):
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
     """Named settings that replace its defaults, by section."""
 
-    bibtex: ClassVar[str] = ""
-    """The publications to cite, as BibTeX entries."""
+    citation: ClassVar[str] = ""
+    """The publication to cite: a key of data/citations.bib, or an entry of BibTeX."""
 
     downloads: ClassVar[tuple[RemoteFile, ...]] = ()
     """The files that `fedmate data NAME` downloads."""

@@ -22,13 +22,7 @@ NORMALISATION = Normalisation(mean=(4.884,), std=(6.017,))
 class Digits(Dataset):
     """Digits: 1,797 handwritten digits, 8 x 8 pixels."""
 
-    bibtex: ClassVar[str] = """@misc{digits1998,
-  title = {Optical Recognition of Handwritten Digits},
-  author = {Alpaydin, E. and Kaynak, C.},
-  howpublished = {UCI Machine Learning Repository},
-  year = {1998},
-  doi = {10.24432/C50P49}
-}"""
+    citation: ClassVar[str] = "digits1998"
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:

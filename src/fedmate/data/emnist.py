@@ -69,13 +69,7 @@ class Emnist(FileDataset):
         ),
     )
     reading: ClassVar[tuple[str, ...]] = ("split",)
-    bibtex: ClassVar[str] = r"""@inproceedings{emnist2017,
-  title = {{EMNIST}: Extending {MNIST} to Handwritten Letters},
-  author = {Cohen, Gregory and Afshar, Saeed and Tapson, Jonathan and van Schaik, Andr{\'e}},
-  booktitle = {International Joint Conference on Neural Networks (IJCNN)},
-  pages = {2921--2926},
-  year = {2017}
-}"""
+    citation: ClassVar[str] = "emnist2017"
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:

@@ -81,15 +81,7 @@ class Mnist(_MnistLike):
         (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
         (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
     )
-    bibtex: ClassVar[str] = r"""@article{mnist1998,
-  title = {Gradient-Based Learning Applied to Document Recognition},
-  author = {LeCun, Yann and Bottou, L{\'e}on and Bengio, Yoshua and Haffner, Patrick},
-  journal = {Proceedings of the IEEE},
-  volume = {86},
-  number = {11},
-  pages = {2278--2324},
-  year = {1998}
-}"""
+    citation: ClassVar[str] = "mnist1998"
 
 
 @final
@@ -112,9 +104,4 @@ class FashionMnist(_MnistLike):
         (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
         (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
     )
-    bibtex: ClassVar[str] = """@article{fashionmnist2017,
-  title = {{Fashion-MNIST}: a Novel Image Dataset for Benchmarking Machine Learning Algorithms},
-  author = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
-  journal = {arXiv preprint arXiv:1708.07747},
-  year = {2017}
-}"""
+    citation: ClassVar[str] = "fashionmnist2017"

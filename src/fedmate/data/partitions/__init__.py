@@ -1,7 +1,6 @@
-"""Partitions, one file each, and the table that names them."""
+"""Partitions: how the samples of a data set are split over clients, and the table that names them."""
 
-from fedmate.data.partitions.base import Partition, PartitionInput
-from fedmate.data.partitions.redundant import repeat_samples
+from fedmate.data.partitions.base import Partition, PartitionInput, repeat_samples
 from fedmate.registry import Registry
 
 __all__ = ["PARTITIONS", "Partition", "PartitionInput", "repeat_samples"]
@@ -10,7 +9,7 @@ PARTITIONS: Registry[type[Partition]] = Registry(
     "partitions",
     {
         "dirichlet": "fedmate.data.partitions.dirichlet:Dirichlet",
-        "given": "fedmate.data.partitions.predefined:Predefined",
+        "given": "fedmate.data.partitions.natural:Predefined",
         "iid": "fedmate.data.partitions.iid:IID",
         "natural": "fedmate.data.partitions.natural:Natural",
         "pathological": "fedmate.data.partitions.pathological:Pathological",

@@ -1,8 +1,10 @@
-"""What a partition is: a way to deal labelled samples to clients."""
+"""The interface of a partition, and parts that several share."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,14 +19,14 @@ Indices = NDArray[np.int64]
 
 
 class PartitionInput(NamedTuple):
-    """What is dealt.
+    """The labelled samples that a partition splits.
 
     Attributes:
         labels: of the samples, `[samples]`.
         num_classes: how many classes there are.
-        rng: where all randomness comes from.
-        groups: classes that dominate clients together, if the data set names them.
-        clients: whose each sample is, numbered from 0, if the data set tells.
+        rng: the source of randomness.
+        groups: groups of dominant classes, if the data set has them.
+        clients: the natural client of each sample, numbered from 0, if known.
     """
 
     labels: Indices
@@ -44,15 +46,15 @@ class PartitionInput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(ABC):
-    """A way to deal samples; fields are its options."""
+    """A rule that splits samples over clients; its fields are its options."""
 
-    clients: int = option(20, "how many clients there are (N)", Limits(at_least=1))
-    examples: int | None = option(None, "the most samples a client gets", Limits(at_least=1))
+    clients: int = option(20, "number of clients (N)", Limits(at_least=1))
+    examples: int | None = option(None, "maximum number of samples per client", Limits(at_least=1))
     redundant_clients: float = option(
-        0.0, "share of clients that hold one of their samples many times", Limits(at_least=0, at_most=1)
+        0.0, "share of clients that hold many copies of one sample", Limits(at_least=0, at_most=1)
     )
     redundant_samples: float = option(
-        0.5, "the share of such a client's places that this sample takes", Limits(at_least=0, at_most=1)
+        0.5, "share of such a client's samples that are copies", Limits(at_least=0, at_most=1)
     )
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Partition(ABC):
         check_options("partition", type(self), vars(self))
 
     def split(self, data: PartitionInput) -> list[Indices]:
-        """Return which samples each client holds, in ascending order, at least one each."""
+        """Return the samples of each client, in ascending order, at least one each."""
         self.check(data)
         client_rows = [np.sort(rows) for rows in self.assign(data)]
         empty = next((i for i, rows in enumerate(client_rows) if not len(rows)), None)
@@ -81,7 +83,7 @@ class Partition(ABC):
 
     @abstractmethod
     def assign(self, data: PartitionInput) -> list[Indices]:
-        """Return which samples each client holds, in any order."""
+        """Return the samples of each client, in any order."""
 
     def cap(self, size: int) -> int:
         """Return `size`, or `examples` if that is less."""
@@ -89,9 +91,40 @@ class Partition(ABC):
 
 
 def group_by_client(rows: Indices, owners: Indices, count: int) -> list[Indices]:
-    """Give each of `rows` to its owner, a number below `count`; each client's rows keep their order.
-
-    Sorted once for everybody: looking through all rows for each owner would take hours with many.
-    """
+    """Return the rows of each of `count` owners, in the order of `rows`."""
+    # Sorting once is fast; a search for each owner would take hours with many.
     ends = np.bincount(owners, minlength=count).cumsum()
     return np.split(rows[np.argsort(owners, kind="stable")], ends[:-1])
+
+
+def repeat_samples(
+    client_rows: Sequence[Indices], client_share: float, sample_share: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Return the samples of each client, where some clients hold many copies of one sample.
+
+    This is the paper's redundancy experiment. Sizes of clients do not change, so the class of the copied sample gets
+    more weight.
+
+    Args:
+        client_rows: the samples of each client, in ascending order.
+        client_share: the share of clients that get copies, rounded to the nearest number.
+        sample_share: the share of such a client's samples that are replaced by copies, rounded down.
+        rng: the source of randomness.
+    """
+    # The small addition undoes rounding: 0.29 * 50 is 14.499999999999998.
+    total = len(client_rows)
+    count = math.floor(client_share * total + 0.5 + 1e-9)
+    if client_share and not count:
+        scale = 10.0 ** (len(str(total)) + 1)
+        raise UserError(
+            f"`partition.redundant_clients` is {client_share}, which of {total} clients is none; set it to at least "
+            f"{math.ceil(scale / (2 * total)) / scale}, or to 0."
+        )
+    result = list(client_rows)
+    # In the order of clients, as each draws in turn.
+    for i in sorted(rng.permutation(total)[:count].tolist()):
+        rows = client_rows[i].copy()
+        copied = rows[rng.integers(len(rows))]
+        rows[rng.permutation(len(rows))[: math.floor(sample_share * len(rows) + 1e-9)]] = copied
+        result[i] = np.sort(rows)
+    return result

@@ -1,7 +1,7 @@
-"""Dirichlet: each class is dealt to clients in proportions drawn from a Dirichlet distribution.
+"""Dirichlet: each class is split over clients in proportions drawn from a Dirichlet distribution.
 
-Clients never overlap and differ in size; `examples` cuts the large ones, at random. A client that would get nothing
-receives one sample from the largest, so that it can take part.
+Clients do not overlap and differ in size; `examples` cuts large ones at random. A client without samples receives one
+from the largest client.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedmate.data.partitions.base import Indices, Partition, PartitionInput, gro
 @final
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Partition):
-    """Label and size skew of adjustable strength."""
+    """Label and size skew: proportions of each class from a Dirichlet distribution."""
 
     alpha: float = option(0.5, "concentration; small values give each class to few clients", Limits(above=0))
 
     def assign(self, data: PartitionInput) -> list[Indices]:
-        """Deal one class after the other."""
+        """Split one class after the other."""
         by_class = data.shuffled_by_class()
         owners = np.concatenate([self._owners(len(rows), data.rng) for rows in by_class])
         client_rows = group_by_client(np.concatenate(by_class), owners, self.clients)
@@ -34,21 +34,21 @@ class Dirichlet(Partition):
         return [rows[: self.cap(len(rows))] for rows in client_rows]
 
     def _owners(self, samples: int, rng: np.random.Generator) -> Indices:
-        """Return whose each sample of a class is: the first client's come first."""
+        """Return the client of each sample of a class, in ascending order."""
         ends = np.round(self._shares(rng).cumsum() * samples).clip(max=samples).astype(np.int64)
-        # Shares add up to one but for rounding, which must not lose the last sample.
+        # Rounding must not lose the last sample.
         ends[-1] = samples
         return np.repeat(np.arange(self.clients), np.diff(ends, prepend=0))
 
     def _shares(self, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Draw proportions; where alpha overflows they are equal, which is what it tends to."""
+        """Draw proportions; equal ones where a huge alpha overflows."""
         shares = rng.dirichlet(np.full(self.clients, self.alpha))
         usable = np.isfinite(shares).all() and np.isclose(shares.sum(), 1)
         return shares if usable else np.full(self.clients, 1 / self.clients)
 
 
 def _fill_empty(client_rows: list[Indices]) -> None:
-    """Let the largest client of the moment, the first of equals, give a sample to each that has none."""
+    """Give each empty client a sample of the largest client, the first one of equals."""
     sizes = [(-len(rows), i) for i, rows in enumerate(client_rows)]
     heapq.heapify(sizes)
     for i, rows in enumerate(client_rows):

@@ -1,4 +1,4 @@
-"""IID: every client draws from the same distribution, without overlap and of the same size."""
+"""IID: shuffled samples in equal parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedmate.data.partitions.base import Indices, Partition, PartitionInput
 @final
 @dataclass(frozen=True, kw_only=True)
 class IID(Partition):
-    """No skew at all."""
+    """The same distribution and size for each client, without overlap."""
 
     def assign(self, data: PartitionInput) -> list[Indices]:
         """Cut shuffled rows into equal parts."""

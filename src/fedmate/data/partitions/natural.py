@@ -1,13 +1,9 @@
-"""Natural: clients as the data set has them, such as the writers of handwritten characters.
-
-Each holds its own samples. Of those that have `minimum` samples at least, `clients` are chosen at random, or all take
-part; `examples` cuts the large ones, at random.
-"""
+"""Clients that exist already: in the data set, such as writers of characters, in Python, or as sites."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import NoReturn, final
 
 import numpy as np
 
@@ -19,21 +15,21 @@ from fedmate.errors import UserError
 @final
 @dataclass(frozen=True, kw_only=True)
 class Natural(Partition):
-    """Clients as the data set has them."""
+    """The natural clients of the data set, each with its own samples; `examples` cuts large ones at random."""
 
-    # Wider than what others take: only here is it known without being said how many there are.
+    # Only here the number of clients is known already.
     clients: int | None = option(  # type: ignore[assignment]
-        None, "how many of them, chosen at random; all if left out", Limits(at_least=1)
+        None, "number of clients, chosen at random; all if left out", Limits(at_least=1)
     )
     minimum: int = option(1, "clients with fewer samples are left out", Limits(at_least=1))
 
     def assign(self, data: PartitionInput) -> list[Indices]:
-        """Choose clients, then cut what each has."""
+        """Choose clients, and samples of each."""
         _, owners = np.unique(_owners(data), return_inverse=True)
         client_rows = group_by_client(np.arange(len(owners), dtype=np.int64), owners, int(owners.max()) + 1)
         client_rows = [rows for rows in client_rows if len(rows) >= self.minimum]
         if self.clients is not None:
-            # In the data set's order, whoever was drawn first.
+            # In the order of the data set.
             client_rows = [client_rows[i] for i in np.sort(data.rng.permutation(len(client_rows))[: self.clients])]
         return [data.rng.permutation(rows)[: self.cap(len(rows))] for rows in client_rows]
 
@@ -54,10 +50,23 @@ class Natural(Partition):
             )
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Predefined(Partition):
+    """The clients of `fedmate.run(data=fedmate.Sites(...))`, or of the data set `sites`."""
+
+    def assign(self, data: PartitionInput) -> NoReturn:
+        """Refuse: nothing is left to split."""
+        raise UserError(
+            "`partition.name` is `given`, which takes clients as they are; call `fedmate.run` with "
+            "`data=fedmate.Sites(...)`, or choose another partition."
+        )
+
+
 def _owners(data: PartitionInput) -> Indices:
     if data.clients is None:
         raise UserError(
-            "`partition.name` is `natural`, but the data set does not tell whose each sample is; use another "
+            "`partition.name` is `natural`, but the data set has no natural clients; use another "
             "partition, or the data set `npz` with a file that has an array `train_client`."
         )
     return data.clients

@@ -1,8 +1,7 @@
 """Pathological: each client holds a few classes only, as in the paper's Table 2.
 
-A client draws its classes at random, then the same number of samples from each: all the training samples divided by
-clients and classes per client, rounded down, or all that a class has. Samples are distinct within a client; two clients
-may hold the same one, and there may be a class that nobody holds.
+A client draws its classes at random, then the same number of samples from each: training samples / (clients * classes
+per client), rounded down, or all samples of the class. Clients may share samples, and a class may have no client.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from fedmate.errors import UserError
 @final
 @dataclass(frozen=True, kw_only=True)
 class Pathological(Partition):
-    """A few classes per client."""
+    """A few random classes per client, as many samples of each."""
 
-    classes_per_client: int = option(3, "how many classes a client holds (c)", Limits(at_least=1))
+    classes_per_client: int = option(3, "number of classes per client (c)", Limits(at_least=1))
 
     def assign(self, data: PartitionInput) -> list[Indices]:
         """Draw classes, then samples."""
@@ -32,7 +31,7 @@ class Pathological(Partition):
                 f"`partition.classes_per_client` is {held}, but the data set has {len(by_class)} classes; use at most "
                 "that many."
             )
-        # At least one sample per class, even with more clients and classes than samples to go round.
+        # At least one sample per class, even where there are few samples.
         size = self.cap(held * max(1, len(data.labels) // (self.clients * held)))
         if size < held:
             raise UserError(
@@ -46,7 +45,7 @@ class Pathological(Partition):
         classes = np.sort(rng.choice(len(by_class), held, replace=False))
         rows = []
         for j, k in enumerate(classes):
-            # What does not divide goes round, beginning at the client's number.
+            # A remainder is given round, beginning at the client's number.
             wanted = size // held + ((j - client) % held < size % held)
             rows.append(rng.choice(by_class[k], min(wanted, len(by_class[k])), replace=False))
         return np.concatenate(rows)

@@ -1,9 +1,8 @@
 """Share: a part of each client's samples is uniform over classes, the rest comes from a few dominant classes.
 
-The paper's s%: `share` percent uniform. Clients fall into fixed groups of dominant classes: those that the data set
-names, or {0,1,2}, {2,3,4}, {4,5,6}, ..., the last of which closes the ring; client i belongs to group i modulo the
-number of groups. So the authors' code has it; with `groups = "random"` each client draws its own, as the paper's text
-says. Clients never overlap.
+The paper's s%: `share` percent are uniform. Fixed groups of dominant classes are those of the data set, or {0,1,2},
+{2,3,4}, {4,5,6}, ... in a ring; client i belongs to group i modulo their number, as in the authors' code. With
+`groups = "random"` each client draws its own group, as in the paper's text. Clients do not overlap.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fedmate.data.partitions.base import Indices, Partition, PartitionInput, gro
 from fedmate.errors import UserError
 
 DOMINANT = 3
-"""How many classes dominate a client, where nothing else is said."""
+"""The size of a fixed group, and the default of `dominant`."""
 
 
 @final
@@ -30,15 +29,15 @@ class Share(Partition):
     """Label skew by dominant classes, as in the paper's Table 1."""
 
     share: float = option(
-        10.0, "percent of a client's samples that is uniform over classes (s)", Limits(at_least=0, at_most=100)
+        10.0, "percentage of a client's samples that is uniform over classes (s)", Limits(at_least=0, at_most=100)
     )
     groups: Literal["fixed", "random"] = option(
-        "fixed", "dominant classes: `fixed` groups that clients share, or drawn at `random` by each client"
+        "fixed", "dominant classes: `fixed` groups, or `random` ones for each client"
     )
-    dominant: int = option(DOMINANT, "how many classes a client draws if `groups` is `random`", Limits(at_least=1))
+    dominant: int = option(DOMINANT, "number of dominant classes if `groups` is `random`", Limits(at_least=1))
 
     def assign(self, data: PartitionInput) -> list[Indices]:
-        """Deal each class from one shuffled rows."""
+        """Split each class after a shuffle."""
         self._check_classes(data)
         by_class = data.shuffled_by_class()
         groups = self._groups(data)
@@ -50,13 +49,7 @@ class Share(Partition):
         return group_by_client(rows, np.repeat(owners, counts.T.ravel()), self.clients)
 
     def class_counts(self, size: int, num_classes: int, groups: Sequence[Sequence[int]]) -> Indices:
-        """Return how many samples of each class each client gets, `[clients, classes]`.
-
-        Args:
-            size: how many samples a client gets.
-            num_classes: how many classes there are.
-            groups: dominant classes; client i has those of group i modulo their number.
-        """
+        """Return the number of samples of each class for each client of `size` samples, `[clients, classes]`."""
         # The small addition undoes rounding: 18.4 percent of 375 is 68.99999999999999.
         uniform = math.floor(size * self.share / 100 + 1e-9)
         clients = np.arange(self.clients)
@@ -73,7 +66,7 @@ class Share(Partition):
         return [sorted(drawn.tolist()) for drawn in draws]
 
     def _check_classes(self, data: PartitionInput) -> None:
-        """Refuse what makes no groups."""
+        """Refuse options that make no groups."""
         if self.groups == "random" and self.dominant > data.num_classes:
             raise UserError(
                 f"`partition.dominant` is {self.dominant}, but the data set has {data.num_classes} classes; use at "
@@ -81,7 +74,7 @@ class Share(Partition):
             )
         if self.groups == "fixed" and self.dominant != DOMINANT:
             raise UserError(
-                f"`partition.dominant` is {self.dominant}, but fixed groups have a size of their own; leave it out, or "
+                f"`partition.dominant` is {self.dominant}, but fixed groups have their own size; leave it out, or "
                 "set `partition.groups` to `random`."
             )
         if self.groups == "fixed" and not data.groups and data.num_classes <= DOMINANT:
@@ -91,7 +84,7 @@ class Share(Partition):
             )
 
     def _check_counts(self, counts: Indices, available: Indices, groups: Sequence[Sequence[int]]) -> None:
-        """Refuse to take more of a class than there is, and say what would fit."""
+        """Refuse to take more of a class than there is, and name a size that fits."""
         short = np.flatnonzero(counts.sum(axis=0) > available)
         if not len(short):
             return
@@ -101,7 +94,7 @@ class Share(Partition):
             taken = self.class_counts(smaller, len(available), groups).sum(axis=0)
             return bool((taken > available).any())
 
-        # Clients that get more samples take no fewer of any class, so sizes that fit come before those that do not.
+        # Larger clients take no fewer of any class, so all sizes that fit come before those that do not.
         fitting = bisect_right(range(1, size), False, key=too_large)
         advice = "use another partition"
         if fitting:
@@ -109,7 +102,7 @@ class Share(Partition):
         elif self.clients > 1 and available[k]:
             advice = "use fewer `partition.clients`"
         raise UserError(
-            f"`partition.clients` is {self.clients}, who with {size} samples each take {counts[:, k].sum()} of class "
+            f"`partition.clients` is {self.clients}, which with {size} samples each take {counts[:, k].sum()} of class "
             f"{k}, but the data set has {available[k]}; {advice}."
         )
 
@@ -127,8 +120,7 @@ def ring(num_classes: int) -> list[list[int]]:
 def _evenly(total: int, kinds: int, clients: int) -> Indices:
     """Divide `total` by `kinds` for each client, `[clients, kinds]`.
 
-    What does not divide is dealt round: each client goes on where the one before it stopped, so that together they take
-    as many of each kind.
+    A remainder is given round: each client goes on after the one before it, so that the sum over clients is even.
     """
     each, rest = divmod(total, kinds)
     starts = np.arange(clients)[:, None] * rest
