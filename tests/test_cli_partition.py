@@ -241,7 +241,7 @@ def test_too_many_clients_for_a_picture(fedmate_: Fedmate) -> None:
     [
         (["none.toml"], "`none.toml` does not exist; give the path of an experiment's TOML file."),
         (["--dataset", "digit"], "`dataset.name`: `digit` is not among the datasets; did you mean `digits`?"),
-        (["--set", "partition.name=natural"], "`partition.name` is `natural`, but the data set does not tell"),
+        (["--set", "partition.name=natural"], "`partition.name` is `natural`, but the data set has no natural"),
         (["--set", "partition.share=101"], "`partition.share` is 101.0; set it to a finite number at least 0"),
         (["--set", "partition.groups=some"], "`partition.groups` in --set is the string 'some'; known are"),
         (["--set", "partition.examples=450"], "set `partition.examples` to at most"),

@@ -57,15 +57,14 @@ def test_lists_can_be_set_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ({"classes": []}, '`dataset.classes` is empty; name two classes at least, such as `["cat", "dog"]`.'),
-        ({"classes": ["a"]}, '`dataset.classes` has `a` alone; name two classes at least, such as `["cat", "dog"]`.'),
+        ({"classes": ["a"]}, "`dataset.classes` has 1 classes; there must be 2 to 100,000."),
         ({"classes": ["a", "b", "a"]}, "`dataset.classes` has `a` twice; give each class a name of its own."),
         ({"shape": []}, "`dataset.shape` is []; give the sizes"),
         ({"shape": [3, 0, 2]}, "`dataset.shape` is [3, 0, 2]; give the sizes of a sample, each 1 at least"),
         ({"mean": [1.0, 2.0]}, "`dataset.mean` has 2 numbers, but a sample has 1 channels; give one for all"),
         ({"std": [1.0, 2.0]}, "`dataset.std` has 2 numbers"),
-        ({"std": [0.0]}, "`dataset.std` holds 0; let each be a finite number above 0."),
-        ({"mean": [math.inf]}, "`dataset.mean` holds inf; let each be a finite number."),
+        ({"std": [0.0]}, "`dataset.std` holds 0; each must be a finite number above 0."),
+        ({"mean": [math.inf]}, "`dataset.mean` holds inf; each must be a finite number."),
         ({"mean": [math.nan]}, "`dataset.mean` holds nan"),
         ({"shape": [16], "crop": 2}, "`dataset.crop` is for images, but `dataset.shape` is [16]; leave it out."),
         ({"shape": [16], "flip": True}, "`dataset.flip` is for images"),
@@ -97,7 +96,7 @@ def test_images_come_to_lie_around_zero_unless_it_is_said_otherwise() -> None:
 
 
 def test_nothing_can_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"`sites`, samples that lie with sites .* `flwr run`, see docs/deploy\.md\.$"):
+    with pytest.raises(UserError, match=r"`sites`, whose samples stay at .* `flwr run`, see docs/deploy\.md\.$"):
         DATASETS["sites"]().load(tmp_path)
 
 

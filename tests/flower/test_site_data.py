@@ -108,9 +108,9 @@ def test_what_is_absolute_stays_and_the_state_lies_beside_the_file_unless_it_say
         ('[data]\nloader = "npz"\npath = 3', "`data.path` in "),
         ('[data]\nloader = "npz"\nclass_names = "a"', "`data.class_names` is 'a'; give a list of names"),
         ('[data]\nloader = "npz"\nclass_names = ["a", "a"]', "`data.class_names` has `a` twice"),
-        ('[data]\nloader = "npz"', "`data.path` is empty; set it"),
-        ('[data]\nloader = "npz"\npath = "no.npz"', "no.npz`, which does not exist; name an `.npz` file."),
-        ('[data]\nloader = "folder"\npath = "no"', "no`, which does not exist; name the folder"),
+        ('[data]\nloader = "npz"', "`data.path` is ``, which is no file"),
+        ('[data]\nloader = "npz"\npath = "no.npz"', "no.npz`, which is no file; set it to your"),
+        ('[data]\nloader = "folder"\npath = "no"', "no`, which is no folder; name the folder"),
         ('[data]\nloader = "cifar10"', "`data.loader` is `cifar10`, but "),
     ],
 )

@@ -162,7 +162,7 @@ def check_names(name: str, class_names: Sequence[str]) -> None:
     if twice:
         raise UserError(f"`{name}` has `{twice[0]}` twice; give each class a name of its own.")
     if not 2 <= len(class_names) <= MOST_CLASSES:
-        raise UserError(f"`{name}`: there are {len(class_names)} classes; give samples of 2 to {MOST_CLASSES:,}.")
+        raise UserError(f"`{name}` has {len(class_names)} classes; there must be 2 to {MOST_CLASSES:,}.")
 
 
 def _pair(name: str, pair: tuple[ArrayLike, ArrayLike]) -> Samples:

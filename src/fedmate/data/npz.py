@@ -43,14 +43,13 @@ def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         kind = "save" if path.suffix.lower() == ".npy" else "savez"
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        if "allow_pickle" in reason or reason.startswith("Object arrays"):
-            # numpy takes any unknown content for pickled objects.
-            reason = "Python objects, which are not read, or another kind of file"
-        raise UserError(
-            f"`{path}` is not a file of numpy's numbers ({reason}); write plain numbers, and words with `.astype(str)`,"
-            f" with `numpy.{kind}`."
-        ) from None
+        advice = f"write plain numbers, and words with `.astype(str)`, with `numpy.{kind}`"
+        if str(error).startswith("Object arrays"):
+            raise UserError(f"`{path}` holds Python objects, which are not read; {advice}.") from None
+        # numpy takes any unknown content for pickled objects, and recommends to read them.
+        unknown = "allow_pickle" in str(error) or not str(error)
+        reason = "unknown content" if unknown else str(error).partition("\n")[0][:200]
+        raise UserError(f"`{path}` is not a file of numpy's numbers ({reason}); {advice}.") from None
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -85,7 +85,7 @@ def test_whoever_has_enough_takes_part(
 
 def test_a_data_set_without_clients() -> None:
     assert refusal(Natural(), input_of(LABELS)) == (
-        "`partition.name` is `natural`, but the data set does not tell whose each sample is; use another partition, or "
+        "`partition.name` is `natural`, but the data set has no natural clients; use another partition, or "
         "the data set `npz` with a file that has an array `train_client`."
     )
 

@@ -237,7 +237,7 @@ def test_fixed_groups_have_a_size_of_their_own(groups: tuple[tuple[int, ...], ..
         Share(clients=2, examples=9, dominant=4), input_of(balanced(6200, 62), classes=62, groups=groups)
     )
     assert sentence == (
-        "`partition.dominant` is 4, but fixed groups have a size of their own; leave it out, or set "
+        "`partition.dominant` is 4, but fixed groups have their own size; leave it out, or set "
         "`partition.groups` to `random`."
     )
 
@@ -306,7 +306,7 @@ def test_its_advice_works(sizes: list[int], clients: int, share: float, drawn: b
 def test_an_exhausted_class_is_named() -> None:
     # 5 uniform and 45 dominant: class 0 is dominant for 8 of 20 clients, 8 * 15 + 20 * 0.5 = 130.
     assert refusal(Share(clients=20, examples=60, share=10), input_of(balanced(1000))) == (
-        "`partition.clients` is 20, who with 50 samples each take 130 of class 0, but the data set has 100; set "
+        "`partition.clients` is 20, which with 50 samples each take 130 of class 0, but the data set has 100; set "
         "`partition.examples` to at most 38."
     )
 

@@ -1,0 +1,334 @@
+"""The named data sets: the same samples out of every published form, and one sentence for files that are wrong."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.data.official import Small, idx, pack, pixels, png, put
+
+from fedmate.core import Augmentation
+from fedmate.data import DATASETS, Arrays
+from fedmate.data.partitions import PARTITIONS, PartitionInput
+from fedmate.errors import UserError
+from fedmate.models import MODELS
+
+SMALL = {
+    **{name: Small(name) for name in ("cifar10", "cifar100", "mnist", "fashion_mnist", "cinic10", "animal10")},
+    **{split: Small("emnist", split=split) for split in ("byclass", "balanced", "letters")},
+}
+Writer = Callable[[Path, Small], object]
+
+
+def folder_of(name: str) -> Writer:
+    return lambda folder, small: put(folder / name, small.files)
+
+
+def archive_of(name: str, top: str = "") -> Writer:
+    return lambda folder, small: pack(folder / name, {f"{top}{key}": data for key, data in small.files.items()})
+
+
+def unpacked_idx(name: str) -> Writer:
+    return lambda folder, small: put(
+        folder / name, {key.removesuffix(".gz"): gzip.decompress(data) for key, data in small.files.items()}
+    )
+
+
+def prepared(folder: Path, small: Small) -> None:
+    small.prepare(folder / f"{small.name}.npz")
+
+
+FORMS: dict[str, list[Writer]] = {
+    "cifar10": [folder_of("."), archive_of("cifar-10-binary.tar.gz"), prepared],
+    "cifar100": [folder_of("."), archive_of("cifar-100-binary.tar.gz"), prepared],
+    "mnist": [folder_of("mnist"), unpacked_idx("MNIST/raw"), prepared],
+    "fashion_mnist": [folder_of("fashion_mnist"), unpacked_idx("FashionMNIST/raw"), prepared],
+    "emnist": [
+        folder_of("emnist"),
+        unpacked_idx("EMNIST/raw"),
+        archive_of("gzip.zip", "gzip/"),
+        archive_of("emnist/gzip.zip", "gzip/"),
+    ],
+    "cinic10": [folder_of("CINIC-10"), folder_of("."), archive_of("CINIC-10.tar.gz", "./"), prepared],
+    "animal10": [folder_of("animal10"), folder_of("."), archive_of("archive.zip"), archive_of("animals10.zip", "a/")],
+}
+CASES = [(key, i) for key, small in SMALL.items() for i in range(len(FORMS[small.name]))]
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def load(small: Small, folder: Path, **options: Any) -> Arrays:
+    arrays: Arrays = DATASETS[small.name](**{**small.options, **options}).load(folder)
+    return arrays
+
+
+def refused(small: Small, folder: Path, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load(small, folder, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def images(arrays: Arrays) -> list[tuple[int, bytes]]:
+    """Return all images with their labels, in an order of their own."""
+    assert arrays.test is not None
+    parts = (arrays.train, arrays.test)
+    return sorted((int(y), x.tobytes()) for part in parts for x, y in zip(part.x, part.y, strict=True))
+
+
+@pytest.mark.parametrize(("key", "form"), CASES)
+def test_every_form_gives_the_same_samples_twice(key: str, form: int, tmp_path: Path) -> None:
+    small = SMALL[key]
+    FORMS[small.name][form](tmp_path, small)
+    # Read, then out of the cache.
+    first, second = (load(small, tmp_path) for _ in range(2))
+    assert first.digest == second.digest
+    for arrays in (first, second):
+        assert arrays.test is not None
+        if small.name == "animal10":
+            # Its split is drawn: a fifth of each class.
+            everything = Arrays(arrays.train._replace(x=small.train[0], y=small.train[1]), arrays.test, ())
+            both = everything._replace(test=arrays.test._replace(x=small.test[0], y=small.test[1]))
+            assert images(arrays) == images(both)
+            assert np.bincount(arrays.test.y).tolist() == [1] * 10
+        else:
+            for part, (x, y) in ((arrays.train, small.train), (arrays.test, small.test)):
+                np.testing.assert_array_equal(part.x, x)
+                assert part.y.tolist() == y.tolist()
+        assert arrays.train.x.dtype == np.uint8
+        assert arrays.train.y.dtype == arrays.test.y.dtype == np.int64
+        (note,) = arrays.notes
+        assert note.startswith("the data set is published with ")
+
+
+@pytest.mark.parametrize(
+    ("key", "classes", "ends", "mean", "std", "augmentation"),
+    [
+        ("cifar10", 10, ("airplane", "truck"), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), (4, True)),
+        ("cifar100", 100, ("apple", "worm"), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), (4, True)),
+        (
+            "cinic10",
+            10,
+            ("airplane", "truck"),
+            (0.47889522, 0.47227842, 0.43047404),
+            (0.24205776, 0.23828046, 0.25874835),
+            (4, True),
+        ),
+        ("animal10", 10, ("dog", "squirrel"), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (0, True)),
+        ("mnist", 10, ("0", "9"), (0.1307,), (0.3081,), (0, False)),
+        ("fashion_mnist", 10, ("T-shirt/top", "Ankle boot"), (0.1307,), (0.3081,), (0, False)),
+        ("byclass", 62, ("0", "z"), (0.1307,), (0.3081,), (0, False)),
+        ("balanced", 47, ("0", "t"), (0.1307,), (0.3081,), (0, False)),
+        ("letters", 26, ("A", "Z"), (0.1307,), (0.3081,), (0, False)),
+    ],
+)
+def test_classes_constants_and_augmentation(
+    key: str,
+    classes: int,
+    ends: tuple[str, str],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    augmentation: tuple[int, bool],
+    tmp_path: Path,
+) -> None:
+    small = SMALL[key]
+    FORMS[small.name][0](tmp_path, small)
+    arrays = load(small, tmp_path)
+    assert (len(set(arrays.class_names)), arrays.class_names[0], arrays.class_names[-1]) == (classes, *ends)
+    np.testing.assert_allclose(arrays.normalisation.mean, np.array(mean) * 255)
+    np.testing.assert_allclose(arrays.normalisation.std, np.array(std) * 255)
+    assert DATASETS[small.name](**small.options).augmentation == Augmentation(*augmentation)
+
+
+@pytest.mark.parametrize(
+    ("key", "examples", "model", "rate"),
+    [
+        ("cifar10", 600, "cifar_cnn", None),
+        ("cinic10", 600, "cifar_cnn", None),
+        ("cifar100", 600, "cifar100_cnn", 0.01),
+        ("animal10", 600, "animals_cnn", 0.01),
+        ("mnist", 600, "emnist_cnn", 0.01),
+        ("fashion_mnist", 600, "emnist_cnn", 0.01),
+        ("byclass", 1000, "emnist_cnn", 0.01),
+        ("balanced", 320, "emnist_cnn", 0.01),
+        ("letters", 1000, "emnist_cnn", 0.01),
+    ],
+)
+def test_experiments_start_from_the_papers_settings(key: str, examples: int, model: str, rate: float | None) -> None:
+    small = SMALL[key]
+    defaults = DATASETS[small.name](**small.options).defaults
+    share = {"share": 20.0} if key == "animal10" else {}
+    assert defaults["partition"] == {"name": "share", "examples": examples, **share}
+    assert defaults["model"] == {"name": model}
+    assert defaults.get("training", {}).get("learning_rate") == rate
+    assert model in MODELS.names()
+
+
+def test_groups_of_dominant_classes() -> None:
+    assert DATASETS["cifar100"]().groups[3] == tuple(range(30, 40))
+    assert [len(group) for group in DATASETS["emnist"]().groups] == [10, 26, 26]
+    assert [group[0] for group in DATASETS["emnist"](split="balanced").groups] == [0, 10, 36]
+    assert DATASETS["emnist"](split="letters").groups == DATASETS["cifar10"]().groups == ()
+
+
+def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
+    arrays = DATASETS["digits"]().load(tmp_path / "nowhere")
+    assert arrays.train.x.shape == (1797, 1, 8, 8)
+    assert (arrays.train.x.dtype, arrays.train.x.max(), arrays.test) == (np.uint8, 16, None)
+    mean, std = arrays.normalisation
+    np.testing.assert_allclose([arrays.train.x.mean(), arrays.train.x.std()], [mean[0], std[0]], rtol=1e-3)
+    for name in ("share", "pathological", "iid", "dirichlet"):
+        data = PartitionInput(arrays.train.y, 10, np.random.default_rng(0))
+        assert len(PARTITIONS[name](clients=20, examples=40).split(data)) == 20
+
+
+# -------------------- files that are wrong
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_a_missing_data_set_says_how_to_get_it(key: str, tmp_path: Path) -> None:
+    small = SMALL[key]
+    sentence = refused(small, tmp_path)
+    assert sentence.startswith(f"`dataset.name` is `{small.name}`, but `{tmp_path}` has no `")
+    assert f"; get it with `fedmate data {small.name}`, or name the folder" in sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "form"), [case for case in CASES if FORMS[SMALL[case[0]].name][case[1]] is not prepared]
+)
+def test_files_that_lack_one_are_refused(key: str, form: int, tmp_path: Path) -> None:
+    small = SMALL[key]
+    if small.name in ("cinic10", "animal10"):
+        few = {name: data for name, data in small.files.items() if "train/truck" not in name and "ragno" not in name}
+    else:
+        few = dict(list(small.files.items())[:-1])
+    broken = Small(small.name, **small.options)
+    broken.files = few
+    FORMS[small.name][form](tmp_path, broken)
+    sentence = refused(small, tmp_path)
+    assert any(words in sentence for words in ("is missing beside", "it has no `", "has no training image of"))
+
+
+@pytest.mark.parametrize("key", ["cifar10", "byclass", "cinic10", "animal10"])
+def test_a_damaged_archive_is_refused(key: str, tmp_path: Path) -> None:
+    small = SMALL[key]
+    write = FORMS[small.name][{"cifar10": 1, "byclass": 2, "cinic10": 2, "animal10": 2}[key]]
+    write(tmp_path, small)
+    (path,) = [path for path in tmp_path.rglob("*") if path.suffix in (".gz", ".zip")]
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:-30], b"", b"<html>moved</html>"):
+        path.write_bytes(content)
+        assert f"`{path}` is damaged or not complete (" in refused(small, tmp_path)
+    # A changed byte in the middle: bytes are compressed, or have a checksum.
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 0x55]) + whole[middle + 1 :])
+    refused(small, tmp_path)
+
+
+def test_wrong_batches_of_cifar_are_refused(tmp_path: Path) -> None:
+    small, batch = SMALL["cifar10"], tmp_path / "cifar-10-batches-bin/data_batch_2.bin"
+    for content, words in (
+        (b"", "it has 0 bytes, no multiple of 3,073"),
+        (b"0" * 3074, "it has 3,074 bytes, no multiple of 3,073"),
+        (b"\x0a" + bytes(3072), "is 10 at [0], but labels are whole numbers from 0 to 9"),
+    ):
+        put(tmp_path, small.files)
+        batch.write_bytes(content)
+        sentence = refused(small, tmp_path)
+        assert str(batch) in sentence
+        assert words in sentence
+
+
+def test_pickled_batches_of_cifar_are_not_looked_at(tmp_path: Path) -> None:
+    put(tmp_path, {"cifar-10-python.tar.gz": b"x", "cifar-10-batches-py/data_batch_1": b"x"})
+    assert "has no `cifar10.npz` or `cifar-10-batches-bin` or `cifar-10-binary.tar.gz`" in refused(
+        SMALL["cifar10"], tmp_path
+    )
+
+
+LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
+X, Y = pixels(12, 28, 28), np.arange(12) % 10
+WRONG: dict[str, tuple[dict[str, bytes], str]] = {
+    "text": ({LABELS: b"<html>"}, "begins with the bytes `3c 68 74 6d`, so it is no idx file of bytes"),
+    "empty": ({LABELS: b""}, "begins with the bytes ``"),
+    "floats": ({LABELS: b"\0\0\x0d\1" + bytes(8)}, "begins with the bytes `00 00 0d 01`"),
+    "head only": ({LABELS: b"\0\0\x08\1"}, "it announces"),
+    "cut": ({IMAGES: idx(X)[:-1]}, "it announces 9,408 bytes and has 9,407"),
+    "long": ({IMAGES: idx(X) + b"0"}, "it announces 9,408 bytes and has 9,409"),
+    "cut gzip": ({IMAGES: gzip.compress(idx(X))[:-9]}, "is damaged or not complete ("),
+    "wrong sum": ({IMAGES: gzip.compress(idx(X))[:-8] + bytes(8)}, "is damaged or not complete ("),
+    "another size": ({IMAGES: idx(X[:, 1:])}, "has the shape [12, 27, 28]"),
+    "fewer labels": ({LABELS: idx(Y[1:])}, "[11], expected [images, 28, 28] and [images]"),
+    "exchanged": ({LABELS: idx(X), IMAGES: idx(Y)}, "check whether they are the right files"),
+    "a wrong label": ({LABELS: idx(Y + 1)}, "is 10 at [9], but labels are whole numbers from 0 to 9"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_idx_files_are_refused(case: str, tmp_path: Path) -> None:
+    small = SMALL["mnist"]
+    files = {**{key.removesuffix(".gz"): gzip.decompress(data) for key, data in small.files.items()}, **WRONG[case][0]}
+    sentence = refused(small, put(tmp_path / "mnist", files).parent)
+    assert WRONG[case][1] in sentence
+    assert str(tmp_path / "mnist") in sentence
+
+
+def test_a_prepared_file_of_another_split_is_refused(tmp_path: Path) -> None:
+    small = SMALL["balanced"]
+    prepared(tmp_path, small)
+    arrays = load(small, tmp_path)
+    np.testing.assert_array_equal(arrays.train.x, small.train[0])
+    assert refused(SMALL["byclass"], tmp_path) == (
+        f"`dataset.split` is `byclass` with 62 classes, but `{tmp_path / 'emnist.npz'}` has 47; set `dataset.split` to "
+        "`balanced`."
+    )
+
+
+@pytest.mark.parametrize("key", ["cinic10", "animal10"])
+def test_a_bad_image_is_named_or_left_out(key: str, tmp_path: Path) -> None:
+    small = SMALL[key]
+    FORMS[small.name][0](tmp_path, small)
+    path = next(path for path in sorted(tmp_path.rglob("*.*g")) if "valid" not in path.parts)
+    # Of another size: that is bad only where sizes are fixed.
+    path.write_bytes(png(pixels(1, 30, 32, 3)[0]) if key == "cinic10" else b"no image")
+    assert refused(small, tmp_path).startswith(f"`{path}` cannot be read as an image (")
+    arrays = load(small, tmp_path, skip_bad=True)
+    assert arrays.test is not None
+    total = len(small.train[1]) + len(small.test[1])
+    assert len(arrays.train.y) + len(arrays.test.y) == total - 1
+    assert arrays.notes[0] == f"Left out as unreadable: 1 of {total} images (`{path}`)."
+
+
+def test_animals_are_stretched_and_split_by_the_seed(tmp_path: Path) -> None:
+    small = SMALL["animal10"]
+    FORMS["animal10"][0](tmp_path, small)
+    assert load(small, tmp_path, size=16).train.x.shape == (40, 3, 16, 16)
+    drawn = [load(small, tmp_path, split_seed=seed).test for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0].x, drawn[1].x)  # type: ignore[union-attr]
+    assert not np.array_equal(drawn[0].x, drawn[2].x)  # type: ignore[union-attr]
+
+
+def test_a_prepared_file_of_animals_is_split_already(tmp_path: Path) -> None:
+    small = SMALL["animal10"]
+    prepared(tmp_path, small)
+    arrays = load(small, tmp_path, split_seed=7)
+    np.testing.assert_array_equal(arrays.train.x, small.train[0])
+    assert arrays.class_names[1] == "horse"
+    assert "images of shape [3, 32, 32], expected [3, 64, 64]" in refused(small, tmp_path, size=64)
+
+
+def test_no_file_is_unpacked(tmp_path: Path) -> None:
+    """A name that points outside the archive is only a name."""
+    small = SMALL["cinic10"]
+    files = {f"{tmp_path}/outside/{name}": data for name, data in small.files.items()}
+    pack(tmp_path / "data" / "CINIC-10.tar.gz", files)
+    load(small, tmp_path / "data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["CINIC-10.tar.gz", "cached"]
