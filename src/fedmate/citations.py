@@ -23,7 +23,7 @@ ADDITIONS = {
 }
 """By option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 
-OWN_ENTRIES = [Path(package.__file__).with_name("citations.bib") for package in (methods, data)]
+OWN_ENTRIES = [Path(package.__path__[0], "citations.bib") for package in (methods, data)]
 ENTRY = re.compile(r"^@\w+\{([^\s,]+),.*?(?=^@|\Z)", re.MULTILINE | re.DOTALL)
 """An entry of BibTeX that begins its line, and its key."""
 

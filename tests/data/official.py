@@ -40,11 +40,11 @@ def pack(path: Path, files: Mapping[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
-            for name, content in reversed(files.items()):
+            for name, content in reversed(list(files.items())):
                 archive.writestr(name, content)
         return path
     with tarfile.open(path, "w:gz") as archive_:
-        for name, content in reversed(files.items()):
+        for name, content in reversed(list(files.items())):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive_.addfile(member, io.BytesIO(content))
@@ -132,7 +132,7 @@ class Small:
             "scoiattolo",
         )
         self.train, self.test = (pixels(40, 3, 32, 32), np.arange(40) // 4), (pixels(10, 3, 32, 32), np.arange(10))
-        x, y = (np.concatenate(parts) for parts in zip(self.train, self.test, strict=True))
-        for i, (image, label) in enumerate(zip(x, y, strict=True)):
+        both = [(image, label) for x, y in (self.train, self.test) for image, label in zip(x, y, strict=True)]
+        for i, (image, label) in enumerate(both):
             # Names end as those of other formats do, which must not matter.
             self.files[f"raw-img/{kinds[label]}/{i:02}.jpeg"] = png(image.transpose(1, 2, 0))

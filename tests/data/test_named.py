@@ -13,6 +13,7 @@ from tests.data.official import Small, idx, pack, pixels, png, put
 
 from fedmate.core import Augmentation
 from fedmate.data import DATASETS, Arrays
+from fedmate.data.emnist import Emnist
 from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
 from fedmate.models import MODELS
@@ -173,15 +174,16 @@ def test_experiments_start_from_the_papers_settings(key: str, examples: int, mod
 
 def test_groups_of_dominant_classes() -> None:
     assert DATASETS["cifar100"]().groups[3] == tuple(range(30, 40))
-    assert [len(group) for group in DATASETS["emnist"]().groups] == [10, 26, 26]
-    assert [group[0] for group in DATASETS["emnist"](split="balanced").groups] == [0, 10, 36]
-    assert DATASETS["emnist"](split="letters").groups == DATASETS["cifar10"]().groups == ()
+    assert [len(group) for group in Emnist().groups] == [10, 26, 26]
+    assert [group[0] for group in Emnist(split="balanced").groups] == [0, 10, 36]
+    assert Emnist(split="letters").groups == DATASETS["cifar10"]().groups == ()
 
 
 def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
     arrays = DATASETS["digits"]().load(tmp_path / "nowhere")
     assert arrays.train.x.shape == (1797, 1, 8, 8)
-    assert (arrays.train.x.dtype, arrays.train.x.max(), arrays.test) == (np.uint8, 16, None)
+    assert arrays.train.x.dtype == np.uint8
+    assert arrays.test is None
     mean, std = arrays.normalisation
     np.testing.assert_allclose([arrays.train.x.mean(), arrays.train.x.std()], [mean[0], std[0]], rtol=1e-3)
     for name in ("share", "pathological", "iid", "dirichlet"):

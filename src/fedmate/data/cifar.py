@@ -51,6 +51,8 @@ class _Cifar(FileDataset):
     class_names: ClassVar[tuple[str, ...]]
     members: ClassVar[tuple[str, ...]]
     """The batches in the archive; the last one is the test split."""
+    label_bytes: ClassVar[int]
+    """The number of bytes before each image."""
 
     citation: ClassVar[str] = "cifar2009"
 

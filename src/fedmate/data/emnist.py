@@ -112,8 +112,8 @@ class Emnist(FileDataset):
             return read_prepared(found[0], (1, SIDE, SIDE), self.class_names)
         files = read_all(found, [f"gzip/{file}.gz" for file in self._files()])
         train, test = read_splits(files, len(self.class_names), SPLITS[self.split].first)
-        upright = [Samples(part.x.swapaxes(2, 3), part.y) for part in (train, test)]
-        return Arrays(*upright, self.class_names)
+        train, test = (Samples(part.x.swapaxes(2, 3), part.y) for part in (train, test))
+        return Arrays(train, test, self.class_names)
 
     def _files(self) -> list[str]:
         kinds = ("images-idx3", "labels-idx1")

@@ -32,8 +32,8 @@ def read_splits(files: Sequence[tuple[str, bytes]], num_classes: int, first: int
         num_classes: how many classes there are.
         first: the number of the first class.
     """
-    train, test = (_read_pair(*pair, num_classes, first) for pair in (files[:2], files[2:]))
-    return train, test
+    train_x, train_y, test_x, test_y = files
+    return _read_pair(train_x, train_y, num_classes, first), _read_pair(test_x, test_y, num_classes, first)
 
 
 def _read_pair(images: tuple[str, bytes], labels: tuple[str, bytes], num_classes: int, first: int) -> Samples:

@@ -63,13 +63,13 @@ def test_a_cap_cuts_at_random() -> None:
     owners=st.lists(st.integers(0, 12) | st.just(10**12), min_size=1, max_size=80),
     minimum=st.integers(1, 6),
     examples=st.none() | st.integers(1, 5),
-    data=st.data(),
+    choices=st.data(),
 )
 def test_whoever_has_enough_takes_part(
-    owners: list[int], minimum: int, examples: int | None, data: st.DataObject
+    owners: list[int], minimum: int, examples: int | None, choices: st.DataObject
 ) -> None:
     sizes = [owners.count(one) for one in sorted({*owners}) if owners.count(one) >= minimum]
-    clients = data.draw(st.none() | st.integers(1, len(sizes) + 1))
+    clients = choices.draw(st.none() | st.integers(1, len(sizes) + 1))
     data = input_of(balanced(len(owners)), clients=np.array(owners, dtype=np.int64))
     partition = Natural(clients=clients, minimum=minimum, examples=examples)
     sentence = refusal(partition, data)
