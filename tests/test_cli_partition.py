@@ -150,15 +150,6 @@ def test_validation_is_named(fedmate_: Fedmate) -> None:
 # -------------------- many clients or classes
 
 
-@pytest.mark.parametrize(("kinds", "clients", "table"), [(12, 40, True), (13, 40, False), (12, 41, False)])
-def test_many_are_summed_up(fedmate_: Fedmate, kinds: int, clients: int, table: bool) -> None:
-    sizes = ("--set", f"dataset.kinds={kinds}", "--set", f"partition.clients={clients}")
-    answer = fedmate_(*TOYS[:5], *sizes)
-    assert (answer.status, answer.err) == (0, "")
-    assert ("client" in {word for row in rows(answer.out) for word in row[:1]}) == table
-    assert (f"Clients: {clients}, classes: {kinds}, samples: {100 // clients * clients}" in answer.out) != table
-
-
 def test_the_summary(fedmate_: Fedmate) -> None:
     words = ("dataset.kinds=50", "partition.name=pathological", "partition.clients=4", "partition.examples=7")
     answer = fedmate_("partition", "--dataset", "toys", *(word for one in words for word in ("--set", one)))
@@ -179,17 +170,6 @@ def test_the_summary(fedmate_: Fedmate) -> None:
     assert lines[6].count(", ") == 10
 
 
-def test_the_summary_of_unequal_clients(fedmate_: Fedmate) -> None:
-    words = ("dataset.kinds=20", "partition.name=dirichlet", "partition.clients=6", "partition.alpha=0.5")
-    answer = fedmate_("partition", "--dataset", "toys", *(word for one in words for word in ("--set", one)))
-    (experiment,) = compose(Request(dataset="toys", settings=parse_set(words)))
-    counts = split_samples(experiment, NO_INPUTS).class_counts()
-    sizes, held = np.sort(counts.sum(1)), np.sort((counts > 0).sum(1))
-    assert f"Samples of a client: {sizes[0]} to {sizes[-1]}, median {(sizes[2] + sizes[3]) / 2:g}\n" in answer.out
-    assert f"Classes of a client: {held[0]} to {held[-1]}, median {(held[2] + held[3]) / 2:g}\n" in answer.out
-    assert "Classes that nobody holds: 0\n" in answer.out
-
-
 # -------------------- pictures
 
 
@@ -201,11 +181,6 @@ def test_a_picture_is_a_new_file_with_the_same_bytes_each_time(fedmate_: Fedmate
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert fedmate_(*TOYS, "--plot", f"again-{name}").status == 0
     assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
-
-
-def test_the_picture_names_data_set_and_partition(fedmate_: Fedmate, tmp_path: Path) -> None:
-    fedmate_(*TOYS, "--plot", "p.svg")
-    assert ">toys, iid, seed 0</text>" in (tmp_path / "p.svg").read_text(encoding="utf-8")
 
 
 def test_pictures_that_are_refused_are_refused_before_anything_is_read(
@@ -228,11 +203,6 @@ def test_pictures_that_are_refused_are_refused_before_anything_is_read(
     )
 
 
-def test_too_many_clients_for_a_picture(fedmate_: Fedmate) -> None:
-    sentence = refuse(fedmate_, "--set", "partition.clients=201", "--set", "partition.examples=2", "--plot", "p.svg")
-    assert sentence.startswith("`--plot` would draw 201 clients and 10 classes")
-
-
 # -------------------- what is refused
 
 
@@ -251,12 +221,3 @@ def test_too_many_clients_for_a_picture(fedmate_: Fedmate) -> None:
 )
 def test_mistakes_get_one_sentence(fedmate_: Fedmate, arguments: list[str], found: str) -> None:
     assert found in refuse(fedmate_, *arguments)
-
-
-def test_help_names_what_there_is(fedmate_: Fedmate) -> None:
-    answer = fedmate_("partition", "--help")
-    assert answer.status == 0
-    words = ["[EXPERIMENT.toml]", "--dataset", "--set", "--data-dir", "--skip-bad", "--plot", "FEDMATE_DATA"]
-    assert [word for word in words if word not in answer.out] == []
-    assert "\\" not in answer.out
-    assert re.search(r"\n  run .*\n  partition ", fedmate_("--help").out)

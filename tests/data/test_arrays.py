@@ -39,11 +39,6 @@ def test_lists_arrays_and_tensors_are_all_the_same(kind: Callable[[Any], Any]) -
     assert pool.arrays.normalisation == Normalisation()
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("u1", "f4"), ("i8", "f4"), ("f2", "f4"), ("f4", "f4"), ("f8", "f8")])
-def test_precision_is_kept_and_whole_numbers_become_single(kind: str, kept: str) -> None:
-    assert Pool(np.array(X, dtype=kind), Y).arrays.train.x.dtype == np.dtype(kept)
-
-
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
 def test_short_tensors_become_single(kind: torch.dtype) -> None:
     pool = Pool(torch.tensor(X, dtype=kind), torch.tensor(Y, dtype=kind))
@@ -191,8 +186,3 @@ def test_sites_that_do_not_fit_are_refused(case: str) -> None:
 def test_labels_that_are_no_classes_are_refused(label: float) -> None:
     labels = np.array([0, 1, label], dtype=np.uint64 if isinstance(label, int) else np.float64)
     assert "must hold whole numbers from 0" in refused(lambda: Pool(np.zeros((3, 2)), labels))
-
-
-def test_numbers_beyond_double_precision_are_refused_without_a_warning() -> None:
-    beyond = np.array([["1", "1e4000"]] * 2, dtype=np.longdouble)
-    assert "is inf at [0, 1]" in refused(lambda: Pool(beyond, [0, 1]))

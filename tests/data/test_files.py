@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedmate import storage
-from fedmate.core import Augmentation, Limits, option
-from fedmate.data import archives, files
+from fedmate.core import Limits, option
+from fedmate.data import archives
 from fedmate.data.archives import read_members
 from fedmate.data.dataset import Arrays, Normalisation, Samples, check_labels, content_digest
 from fedmate.data.files import FileDataset, find_first, sign
@@ -146,21 +146,6 @@ def test_options_that_change_what_is_read_have_caches_of_their_own(folder: Path)
     assert len(READ) == len(caches(folder)) == 2
 
 
-def test_options_that_do_not_share_one(folder: Path) -> None:
-    Toy(crop=1).load(folder)
-    Toy(crop=2, flip=True).load(folder)
-    assert len(READ) == len(caches(folder)) == 1
-    assert Toy(crop=2, flip=True).augmentation == Augmentation(2, True)
-    assert Toy().augmentation == Augmentation()
-
-
-def test_an_older_format_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Toy().load(folder)
-    monkeypatch.setattr(files, "FORMAT", files.FORMAT + 1)
-    Toy().load(folder)
-    assert len(READ) == 2
-
-
 # -------------------- it is made again when it is damaged
 
 
@@ -205,13 +190,6 @@ def test_where_nothing_can_be_written_it_still_works(folder: Path) -> None:
         (place / "cached").touch()
     assert same(Toy().load(folder), Toy().load(folder))
     assert len(READ) == 2
-
-
-def test_a_source_that_cannot_be_read_leaves_no_cache(folder: Path) -> None:
-    (folder / "toy.txt").write_text("12x")
-    with pytest.raises(ValueError, match="x"):
-        Toy().load(folder)
-    assert caches(folder) == []
 
 
 # -------------------- what readers share

@@ -60,11 +60,6 @@ def parted(tmp_path: Path) -> Path:
 # -------------------- what is read
 
 
-def test_the_split_is_that_of_its_seed(pool: Path) -> None:
-    drawn = [numbers(read(Folder(path=str(pool), split_seed=seed)).test) for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 def test_an_official_split_is_kept_and_what_lies_beside_it_left(parted: Path) -> None:
     put(parted / "stray.png", 9)
     for seed in (0, 1):
@@ -75,18 +70,6 @@ def test_an_official_split_is_kept_and_what_lies_beside_it_left(parted: Path) ->
         assert numbers(content.test) == [3, 4]
         assert content.test is not None
         assert content.test.y.tolist() == [0, 1]
-
-
-def test_a_class_may_be_called_train(pool: Path) -> None:
-    (pool / "dog").rename(pool / "train")
-    assert read(Folder(path=str(pool))).class_names == ("cat", "train")
-
-
-def test_a_test_may_lack_a_class(parted: Path) -> None:
-    shutil.rmtree(parted / "test" / "dog")
-    content = read(Folder(path=str(parted)))
-    assert content.class_names == ("cat", "dog")
-    assert content.notes == ("There is no image to test on of `dog`.",)
 
 
 def test_other_and_hidden_files_are_passed_over(pool: Path) -> None:

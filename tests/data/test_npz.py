@@ -48,12 +48,6 @@ def refused(folder: Path, **arrays: Any) -> str:
 # -------------------- any file
 
 
-def test_arrays_are_read_by_name(tmp_path: Path) -> None:
-    found = read_npz(save(tmp_path / "x.npz", a=GREY, b=np.array(["word"])))
-    assert found.keys() == {"a", "b"}
-    np.testing.assert_array_equal(found["a"], GREY)
-
-
 def test_what_is_no_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     for content in (b"", b"PK", b"<html>", pickle.dumps([1]), b"\x93NUMPY"):
@@ -80,15 +74,6 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         path.write_bytes(whole[:cut])
         with pytest.raises(UserError, match=r"with `numpy.savez`"):
             read_npz(path)
-
-
-def test_a_changed_pixel_is_noticed(tmp_path: Path) -> None:
-    path = save(tmp_path / "x.npz", a=GREY)
-    whole = bytearray(path.read_bytes())
-    whole[200] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(UserError, match=r"CRC"):
-        read_npz(path)
 
 
 def test_no_pickle_in_a_file_is_read(tmp_path: Path) -> None:
@@ -148,12 +133,6 @@ def test_prepared_files_that_do_not_fit_are_refused(arrays: dict[str, Any], mess
     with pytest.raises(UserError) as caught:
         prepared(tmp_path, (3, 9, 8), **arrays)
     assert message in str(caught.value)
-
-
-def test_a_prepared_file_without_all_parts_says_which_it_has(tmp_path: Path) -> None:
-    path = save(tmp_path / "x.npz", train_x=COLOUR, y=LABELS)
-    with pytest.raises(UserError, match=r"has no `train_y`, but `train_x`, `y`; write `train_x`, `train_y`"):
-        read_prepared(path, (3, 9, 8), NAMES)
 
 
 # -------------------- a user's own: samples
@@ -310,16 +289,6 @@ def test_a_path_that_names_no_file_is_refused(path: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"`dataset.path` is `{path}`, which is no file; set it to your `.npz` file"):
         Npz(path=path).load(tmp_path)
-
-
-def test_a_path_begins_at_the_working_folder_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "own.npz", train_x=TABLE, train_y=LABELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for path in ("own.npz", "~/own.npz", str(tmp_path / "own.npz")):
-        assert len(Npz(path=path).load(tmp_path / "data").train.y) == 6
-    # It is one file, however it is called.
-    assert len(list((tmp_path / "data" / "cached").iterdir())) == 1
 
 
 @pytest.mark.parametrize("clients", [["anna", "bert", "anna"], [30, 7, 30], [b"anna", b"bert", b"anna"]])

@@ -41,13 +41,6 @@ def test_a_folder_that_was_named_has_to_exist(tmp_path: Path, monkeypatch: pytes
         data_folder()
 
 
-def test_the_users_own_need_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "no"))
-    monkeypatch.setenv("HOME", str(tmp_path / "no"))
-    assert not data_folder().exists()
-
-
 def test_a_tilde_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

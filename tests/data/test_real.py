@@ -105,39 +105,12 @@ def test_the_constants_are_the_means_of_the_channels(name: str) -> None:
         np.testing.assert_allclose(std, constants[1], atol=1e-3)
 
 
-def test_fashion_mnist_has_constants_of_mnist() -> None:
-    mean, _ = brightness("fashion_mnist")
-    np.testing.assert_allclose(mean, [0.2860], atol=1e-3)
-
-
 @pytest.mark.parametrize("name", ["mnist", "emnist"])
 def test_characters_stand_upright(name: str) -> None:
     one, seven = (mean_image(name, digit) for digit in "17")
     # A one is taller than wide, a seven has its bar at the top.
     assert one.sum(1)[4:24].min() > one.sum(0)[[5, 6, 21, 22]].max()
     assert seven[:14].sum() > 1.1 * seven[14:].sum()
-
-
-def test_letters_stand_upright() -> None:
-    letter_l, letter_t, letter_f = (mean_image("emnist", letter) for letter in "LTF")
-    assert letter_l[14:].sum() > 1.1 * letter_l[:14].sum()
-    assert letter_t[:14].sum() > 1.1 * letter_t[14:].sum()
-    assert letter_f[:14].sum() > 1.1 * letter_f[14:].sum()
-
-
-def test_digits_of_emnist_look_like_those_of_mnist() -> None:
-    """Transposed, most of them would not."""
-    means = np.stack([mean_image("mnist", digit) for digit in "0123456789"]).reshape(10, -1)
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
-    data = content("emnist")
-    digits = data.train.y < 10
-    images, labels = data.train.x[digits, 0].astype(float), data.train.y[digits]
-    upright, turned = (
-        float((np.argmax(view.reshape(len(view), -1) @ means.T, axis=1) == labels).mean())
-        for view in (images, images.swapaxes(1, 2))
-    )
-    assert upright > 0.5
-    assert turned < 0.3
 
 
 def test_trousers_are_tall_and_boots_stand_on_their_soles() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.data.partitions import PARTITIONS, Partition, PartitionInput
-from fedmate.data.partitions.share import Share
 from fedmate.errors import UserError
 
 Labels = NDArray[np.int64]
@@ -55,12 +53,6 @@ def attempt(partition: Partition, data: PartitionInput) -> tuple[list[Labels] | 
 def refusal(partition: Partition, data: PartitionInput) -> str | None:
     """The sentence with which a partition refuses, if it does."""
     return attempt(partition, data)[1] or None
-
-
-def without_skew(name: str, clients: int, examples: int | None = None) -> Partition:
-    """A partition of this kind that can deal every sample there is."""
-    partition = PARTITIONS[name](clients=clients, examples=examples)
-    return dataclasses.replace(partition, share=100) if isinstance(partition, Share) else partition
 
 
 def check_rows(partition: Partition, client_rows: list[Labels], data: PartitionInput, *, disjoint: bool) -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.partitions.checks import balanced, check_rows, class_counts, input_of, refusal, split
+from tests.data.partitions.checks import balanced, check_rows, input_of, refusal, split
 
 from fedmate.data.partitions.natural import Natural
-from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, parse_set, resolve
 
 OWNERS = np.array([2, 0, 2, 2, 5, 0, 2, 5, 2, 2], dtype=np.int64)
@@ -39,23 +38,6 @@ def test_some_are_chosen_at_random() -> None:
         assert chosen[0] < 25
         assert chosen[-1] >= 75
     assert [rows.tolist() for rows in first] != [rows.tolist() for rows in other]
-
-
-def test_small_clients_are_left_out() -> None:
-    assert [rows.tolist() for rows in split(Natural(minimum=3), LABELS, clients=OWNERS)] == [[0, 2, 3, 6, 8, 9]]
-    assert len(split(Natural(minimum=2), LABELS, clients=OWNERS)) == 3
-    # Whom `minimum` leaves out is not chosen either.
-    for seed in range(5):
-        assert len(split(Natural(minimum=3, clients=1), LABELS, seed, clients=OWNERS)[0]) == 6
-
-
-def test_a_cap_cuts_at_random() -> None:
-    owners, labels = np.zeros(1000, dtype=np.int64), np.repeat(np.arange(10, dtype=np.int64), 100)
-    first, other = (split(Natural(examples=200), labels, seed, clients=owners)[0] for seed in (0, 1))
-    assert (len(first), len(other)) == (200, 200)
-    assert first.tolist() != other.tolist()
-    assert class_counts([first], labels).min() >= 5
-    assert [len(rows) for rows in split(Natural(examples=2), LABELS, clients=OWNERS)] == [2, 2, 2]
 
 
 @settings(max_examples=60)
@@ -97,21 +79,7 @@ def test_more_clients_than_there_are(minimum: int, found: str) -> None:
     )
 
 
-def test_nobody_has_enough() -> None:
-    assert refusal(Natural(minimum=7), input_of(LABELS, clients=OWNERS)) == (
-        "`partition.minimum` is 7, but no client has more than 6 samples; set it to at most that."
-    )
-
-
 # -------------------- as a section of an experiment
-
-
-def test_all_take_part_unless_a_number_is_given() -> None:
-    assert resolve([parse_set(["partition.name=natural"])]).partition.options["clients"] is None
-    said = ConfigSource("file", {"partition": {"name": "share", "clients": 7, "share": 30}})
-    options = resolve([said, parse_set(["partition.name=natural"])]).partition.options
-    assert options["clients"] == 7
-    assert "share" not in options
 
 
 def test_without_a_number_the_experiment_survives_its_file() -> None:
@@ -119,9 +87,3 @@ def test_without_a_number_the_experiment_survives_its_file() -> None:
     written = experiment.to_toml()
     assert loads(written)["partition"]["clients"] == "none"
     assert resolve([ConfigSource("file", loads(written))]) == experiment
-
-
-@pytest.mark.parametrize("assignment", ["partition.clients=0", "partition.minimum=0"])
-def test_limits(assignment: str) -> None:
-    with pytest.raises(UserError, match="at least 1"):
-        resolve([parse_set(["partition.name=natural", assignment])])

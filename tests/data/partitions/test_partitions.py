@@ -21,7 +21,6 @@ from tests.data.partitions.checks import (
     input_of,
     refusal,
     split,
-    without_skew,
 )
 
 from fedmate.data.partitions import PARTITIONS, Partition, PartitionInput
@@ -140,10 +139,6 @@ def test_everybody_gets_something_or_one_sentence_says_why_not(
     np.testing.assert_array_equal(data.labels, before)
 
 
-def test_every_partition_is_tried() -> None:
-    assert {*options} == {*DEALT}
-
-
 @pytest.mark.parametrize("name", DEALT)
 class TestEach:
     def test_the_seed_decides(self, name: str) -> None:
@@ -159,14 +154,6 @@ class TestEach:
         check_rows(partition, client_rows, data, disjoint=name not in OVERLAPPING)
         assert {len(rows) for rows in client_rows} == {examples}
 
-    def test_a_cap_nobody_reaches_changes_nothing(self, name: str) -> None:
-        labels = balanced(400)
-        free, capped = (
-            split(without_skew(name, 10, examples), labels, clients=with_owners(labels)) for examples in (None, 400)
-        )
-        assert all(np.array_equal(a, b) for a, b in zip(free, capped, strict=True))
-        assert sum(len(rows) for rows in free) >= 390
-
     def test_more_clients_than_samples(self, name: str) -> None:
         labels = balanced(8)
         sentence = refusal(PARTITIONS[name](clients=41), input_of(labels, clients=with_owners(labels)))
@@ -176,13 +163,6 @@ class TestEach:
             else "8 samples; use at most as many clients as samples"
         )
         assert sentence == f"`partition.clients` is 41, but the data set has {what}."
-
-    @pytest.mark.parametrize("clients", [1, 7, 40])
-    def test_up_to_as_many_clients_as_samples(self, name: str, clients: int) -> None:
-        labels = balanced(40)
-        data = input_of(labels, clients=np.arange(40, dtype=np.int64))
-        partition = without_skew(name, clients, 3)
-        check_rows(partition, partition.split(data), data, disjoint=name not in OVERLAPPING)
 
 
 # -------------------- what all are made of
@@ -200,15 +180,6 @@ def test_who_gets_nothing_is_named() -> None:
     assert refusal(Unfair(clients=3), input_of(balanced(10))) == (
         "`partition.clients` makes 3 clients, but client 2 gets no sample; use fewer, or another partition."
     )
-
-
-def test_classes_are_piles_of_their_samples() -> None:
-    labels = np.array([3, 1, 3, 0, 1, 3], dtype=np.int64)
-    data = input_of(labels, classes=5)
-    assert [rows.tolist() for rows in data.by_class()] == [[3], [1, 4], [], [0, 2, 5], []]
-    assert [sorted(rows.tolist()) for rows in data.shuffled_by_class()] == [[3], [1, 4], [], [0, 2, 5], []]
-    big = input_of(balanced(1000), seed=3)
-    assert all(a.tolist() != b.tolist() for a, b in zip(big.by_class(), big.shuffled_by_class(), strict=True))
 
 
 def test_hands_keep_the_order_of_the_rows() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 
 import numpy as np
 import pytest
@@ -32,10 +31,7 @@ RING = ring(CLASSES)
 EMNIST = tuple(tuple(range(*ends)) for ends in ((0, 10), (10, 36), (36, 62)))
 """Digits, capital letters, small letters: the groups of the 62 classes."""
 
-BALANCED_EMNIST = tuple(tuple(range(*ends)) for ends in ((0, 10), (10, 36), (36, 47)))
 """The same of the 47 classes that tell apart what can be."""
-
-TENS = tuple(tuple(range(first, first + 10)) for first in range(0, 100, 10))
 
 # -------------------- the paper's counts
 
@@ -62,23 +58,6 @@ def test_counts_of_the_paper(share: float, dominant: int, other: int, even: int,
     assert {len(rows) for rows in client_rows} == {600}
 
 
-@pytest.mark.parametrize("share", [10, 70])
-def test_62_classes_in_three_groups(share: int) -> None:
-    """1,000 samples for each of 20 clients; remainders go round instead of to the last class."""
-    labels = np.repeat(np.arange(62, dtype=np.int64), 3000)
-    client_rows = split(Share(clients=20, examples=1000, share=share), labels, classes=62, groups=EMNIST)
-    counts = class_counts(client_rows, labels, 62)
-    expected = np.zeros((20, 62), dtype=np.int64)
-    for i in range(20):
-        for j in range(10 * share):
-            expected[i, (10 * share * i + j) % 62] += 1
-        group, place = EMNIST[i % 3], i // 3
-        for j in range(1000 - 10 * share):
-            expected[i, group[((1000 - 10 * share) * place + j) % len(group)]] += 1
-    np.testing.assert_array_equal(counts, expected)
-    assert {len(rows) for rows in client_rows} == {1000}
-
-
 @pytest.mark.parametrize(("size", "classes", "share"), [(1000, 62, 10), (320, 47, 10), (600, 100, 10), (40, 10, 10)])
 def test_the_uniform_part_is_uniform_in_sum(size: int, classes: int, share: int) -> None:
     """Not only for each client: together they take as many of each class, but for one."""
@@ -99,33 +78,6 @@ def test_62_classes_by_hand() -> None:
     # Client 2: they go on at class 14.
     assert counts[2, :36].tolist() == [1] * 14 + [2] * 22
     assert counts.sum(1).tolist() == [1000] * 3
-
-
-@pytest.mark.parametrize("share", [10, 70])
-def test_47_classes_of_240_samples_suffice(share: int) -> None:
-    labels = np.repeat(np.arange(47, dtype=np.int64), 240)
-    partition = Share(clients=20, examples=320, share=share)
-    client_rows = split(partition, labels, classes=47, groups=BALANCED_EMNIST)
-    check_rows(partition, client_rows, input_of(labels, classes=47), disjoint=True)
-    assert {len(rows) for rows in client_rows} == {320}
-    counts, uniform = class_counts(client_rows, labels, 47), 320 * share // 100
-    for i in range(20):
-        group = list(BALANCED_EMNIST[i % 3])
-        others = np.delete(counts[i], group)
-        assert {*others.tolist()} <= {uniform // 47, uniform // 47 + 1}
-        assert counts[i, group].min() >= (320 - uniform) // len(group) + uniform // 47
-
-
-def test_a_hundred_classes_in_groups_of_ten() -> None:
-    """600 samples, s = 20: 120 uniform, 480 dominant."""
-    labels = balanced(50_000, 100)
-    client_rows = split(Share(clients=20, examples=600, share=20), labels, classes=100, groups=TENS)
-    counts = class_counts(client_rows, labels, 100)
-    for i in range(20):
-        group = list(TENS[i % 10])
-        assert {*counts[i, group].tolist()} <= {49, 50}
-        assert {*np.delete(counts[i], group).tolist()} <= {1, 2}
-    assert {len(rows) for rows in client_rows} == {600}
 
 
 # -------------------- remainders and groups
@@ -149,45 +101,12 @@ def test_remainders_on_digits() -> None:
     assert counts[7].tolist() == [1, 1, 0, 0, 12, 12, 12, 0, 1, 1]
 
 
-def test_remainders_among_dominant_classes() -> None:
-    """Of 41 samples 4 are uniform and 37 dominant, one too many for three classes."""
-    counts = Share(clients=6, share=10).class_counts(41, CLASSES, RING)
-    assert counts[0].tolist() == [14, 13, 13, 1, 0, 0, 0, 0, 0, 0]
-    # Client 1's uniform four go on at class 4; its group is {2, 3, 4}, in which it is the first.
-    assert counts[1].tolist() == [0, 0, 13, 12, 13, 1, 1, 1, 0, 0]
-    # Client 5 is the second of the group {0, 1, 2}: what is left over goes to the second class.
-    assert counts[5].tolist() == [13, 14, 13, 1, 0, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(("classes", "groups"), [(4, 2), (5, 3), (7, 4), (100, 50)])
-def test_groups_of_other_data_sets(classes: int, groups: int) -> None:
-    labels = balanced(40 * classes, classes)
-    counts = class_counts(split(Share(clients=2 * groups, share=0, examples=6), labels, 0, classes), labels, classes)
-    for i in range(2 * groups):
-        first = 2 * (i % groups)
-        assert set(np.flatnonzero(counts[i]).tolist()) == {(first + j) % classes for j in range(3)}
-    assert (counts.sum(0) > 0).all()
-
-
 def test_groups_of_the_data_set_come_before_the_ring_whatever_their_sizes() -> None:
     groups = ((7,), (1, 2, 3, 4), (0, 9))
     counts = class_counts(split(Share(clients=5, share=0, examples=8), CIFAR, groups=groups), CIFAR)
     for i in range(5):
         assert set(np.flatnonzero(counts[i]).tolist()) == {*groups[i % 3]}
         assert {*counts[i, list(groups[i % 3])].tolist()} == {8 // len(groups[i % 3])}
-
-
-def test_more_groups_than_clients() -> None:
-    counts = class_counts(split(Share(clients=2, share=0, examples=10), CIFAR, groups=((0,), (1,), (2,))), CIFAR)
-    assert [np.flatnonzero(row).tolist() for row in counts] == [[0], [1]]
-
-
-@pytest.mark.parametrize(("share", "different"), [(0, 3), (100, 10)])
-def test_the_ends(share: float, different: int) -> None:
-    counts = class_counts(split(Share(clients=20, examples=100, share=share), CIFAR), CIFAR)
-    assert ((counts > 0).sum(1) == different).all()
-    if share == 100:
-        assert (counts == 10).all()
 
 
 def test_percent_is_exact() -> None:
@@ -212,18 +131,6 @@ def test_each_client_draws_its_own_classes(dominant: int) -> None:
     assert len(drawn) > 5 or dominant == 10
     # Nobody is left out by a wrong range.
     assert (counts.sum(0) > 0).all()
-
-
-def test_the_uniform_part_of_random_groups() -> None:
-    counts = class_counts(split(Share(clients=20, examples=600, share=20, groups="random"), CIFAR), CIFAR)
-    assert all(sorted(row.tolist()) == [12] * 7 + [172] * 3 for row in counts)
-
-
-def test_the_seed_decides_who_draws_what() -> None:
-    partition = Share(clients=20, examples=30, share=0, groups="random")
-    first, again, other = (class_counts(split(partition, CIFAR, seed), CIFAR) for seed in (0, 0, 1))
-    assert (first == again).all()
-    assert (first != other).any()
 
 
 def test_more_dominant_classes_than_there_are() -> None:
@@ -320,17 +227,6 @@ def test_a_class_without_samples() -> None:
         assert "of class 0, but the data set has 0; use another partition." in sentence
 
 
-def test_advice_is_quick_with_many_clients() -> None:
-    """Sizes are tried by halves: one after the other, 20,000 of them took minutes."""
-    labels, started = np.arange(200_000, dtype=np.int64) % 100, time.process_time()
-    sentence = refusal(Share(clients=10, share=10), input_of(labels, classes=100))
-    many = refusal(Share(clients=5000, share=10), input_of(labels, classes=100))
-    assert time.process_time() - started < 5
-    for each in (sentence, many):
-        assert each is not None
-        assert "; set `partition.examples` to at most " in each
-
-
 @pytest.mark.parametrize("classes", [1, 3])
 def test_few_classes_are_refused(classes: int) -> None:
     with pytest.raises(UserError) as error:
@@ -338,10 +234,3 @@ def test_few_classes_are_refused(classes: int) -> None:
     assert str(error.value) == (
         f"`partition.name` is `share`, which needs over 3 classes, not {classes}; use another partition."
     )
-
-
-def test_few_classes_do_if_the_data_set_groups_them() -> None:
-    counts = class_counts(
-        split(Share(clients=2, share=0), balanced(60, 2), classes=2, groups=((0,), (1,))), balanced(60, 2), 2
-    )
-    assert counts.tolist() == [[30, 0], [0, 30]]
