@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from fedmate.cli import catalogue, cite, data, deploy, models, partition, reproduce, run, tune
+from fedmate.cli import catalogue, cite, compare, data, deploy, models, partition, run, tune
 from fedmate.cli.app import Command, Terminated, app, one_line, say_stopped
 from fedmate.errors import DivergedError, FedmateError
 
@@ -20,7 +20,7 @@ app.command(cls=Command)(models.export)
 app.command(cls=Command)(models.predict)
 app.command(cls=Command)(models.adapt)
 app.command(cls=Command)(cite.cite)
-app.command(cls=Command)(reproduce.reproduce)
+app.command(cls=Command)(compare.compare)
 app.command(cls=Command)(tune.tune)
 app.add_typer(deploy.deploy, name="deploy")
 app.command("list")(catalogue.list_)

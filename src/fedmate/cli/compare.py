@@ -1,0 +1,140 @@
+"""`fedmate compare`: a study of methods, settings and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedmate.cli.app import DataDir, make_console, one_line, status
+from fedmate.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmate.studies.records import Records
+    from fedmate.studies.run import Work
+    from fedmate.studies.study import Choice, Study
+
+HELP = """\
+A study is a TOML file: methods x settings x seeds. The smallest one:
+
+    [settings.skewed]
+    partition.share = 10
+
+    [methods.fedavg]
+    method.name = "fedavg"
+
+    [methods.fedrep]
+    method.name = "fedrep"
+
+Run it with `fedmate compare mine.toml --seeds 3`. The studies of the FedMate paper are in `paper/` of the repository;
+docs/reproduce.md explains both."""
+
+
+def compare(
+    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", help="The study; omit it for help.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at once: worth it on a GPU.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="SETTING/METHOD", help="Only these runs, `*` for any; repeatable.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short runs; digits stand in for missing data sets.")] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Methods with their preset `tuned`.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of records, runs and tables.")] = Path("studies"),
+    merge: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Add finished runs of another folder; repeatable.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: show the runs that are finished.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Run methods x settings x seeds, and make tables and plots of the results.
+
+    Finished runs are never run again: the same command continues a study that was stopped. Several processes and
+    machines may share the folder.
+    """
+    console = make_console()
+    if study is None:
+        console.out(HELP, highlight=False)
+        return
+    from fedmate.studies.records import Records
+    from fedmate.studies.study import Choice
+    from fedmate.studies.study_file import load_study
+
+    loaded, choice = load_study(study), Choice(seeds, tuned, quick, tuple(only or ()))
+    loaded.check_patterns(choice.only)
+    if (out / "config.toml").exists() or (out / "comparison.json").exists():
+        raise UserError(f"`--out` is `{out}`, which holds a run or a comparison; name another folder.")
+    records = Records(out, loaded.name)
+    for folder in merge or []:
+        merged = records.merge(folder)
+        text = f"{folder}: {len(merged.new)} new runs, {len(merged.same)} known"
+        if merged.different:
+            text += f"; not replaced, because they are here with other figures: {', '.join(merged.different)}"
+        console.out(f"{text}.", highlight=False)
+    if show:
+        _show(console, loaded.with_records(choice, records.has), choice, records)
+    elif not _run(console, loaded, choice, records, jobs, data_dir):
+        raise typer.Exit(1)
+
+
+def _run(console: Console, study: Study, choice: Choice, records: Records, jobs: int, data_dir: Path | None) -> bool:
+    """Run everything that is left, show the results, and tell whether all runs are finished."""
+    from fedmate.experiment.user_inputs import UserInputs
+    from fedmate.studies.run import Work
+
+    study, notes = study.with_data(choice, data_dir)
+    runs = study.runs(choice)
+    _print_notes(console, notes)
+    if not runs:
+        raise UserError(f"`{study.name}` has nothing to run here; the notes above give the reasons.")
+    work = Work(runs, records, UserInputs(folder=data_dir))
+    total = len({run.name for run in runs})
+    done = total - len(work.left())
+    console.out(f"{study.title}: {total} run{'s' * (total > 1)}, {done} finished.", highlight=False)
+    if outdated := work.outdated():
+        names = ", ".join(f"`{name}`" for name in outdated)
+        _print_notes(console, [f"finished runs of {names} used an earlier version of its file; use another `--out`."])
+    try:
+        _run_work(console, work, jobs)
+    except KeyboardInterrupt as error:
+        done = total - len(work.left())
+        typer.echo(f"Stopped. {done} of {total} runs are finished; the same command continues.", err=True)
+        raise typer.Exit(status(error)) from None
+    if any(records.has(run.name) for run in runs):
+        _show(console, study, choice, records)
+    else:
+        console.out("No run is finished, so there is nothing to show.", highlight=False)
+    return not work.left()
+
+
+def _run_work(console: Console, work: Work, jobs: int) -> None:
+    from fedmate.cli.study_progress import StudyProgress
+    from fedmate.studies.run import run_and_wait
+
+    with StudyProgress(console, len(work.left())) as progress:
+        run_and_wait(work, progress, jobs)
+
+
+def _show(console: Console, study: Study, choice: Choice, records: Records) -> None:
+    """Print the tables of the finished runs, and save them with the plots."""
+    from fedmate.studies.output import save
+    from fedmate.studies.statistics import Results
+
+    results = Results.of(study, choice, records)
+    if not results.found:
+        raise UserError(
+            f"`{records.folder}` has no finished run of `{study.name}` for these options; run it without `--show`."
+        )
+    saved = save(results, records.folder)
+    for table in saved.tables:
+        width = max(console.width, console.measure(table).minimum)
+        console.print(table, highlight=False, width=width, crop=False)
+    _print_notes(console, saved.notes)
+    console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.out(f"Note: {one_line(note)}", highlight=False)

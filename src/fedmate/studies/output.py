@@ -1,0 +1,58 @@
+"""Writes the tables and plots of a study into files."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import RenderableType
+
+from fedmate import storage
+from fedmate.report.plots import FORMATS
+from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown, to_rich
+from fedmate.studies.plots import plots
+from fedmate.studies.statistics import Results
+from fedmate.studies.tables import tables, to_frame
+
+
+class Saved(NamedTuple):
+    """The folder, the names of the files without suffixes, tables for a terminal, and sentences for the user."""
+
+    folder: Path
+    files: list[str]
+    tables: list[RenderableType]
+    notes: list[str]
+
+
+def save(results: Results, out: Path) -> Saved:
+    """Write all tables as Markdown, LaTeX and CSV, all plots as SVG, PDF and PNG, and the figures in long form."""
+    sheets, notes = tables(results), results.notes()
+    folder = out / "tables" / folder_name(results)
+    storage.make_folder(folder)
+    for sheet in sheets:
+        forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(sheet)}
+        for suffix, text in forms.items():
+            storage.replace(folder / f"{sheet.name}{suffix}", text.encode())
+    storage.replace(folder / "figures.csv", to_frame(results).to_csv(index=False).encode())
+    files = [*(sheet.name for sheet in sheets), "figures"]
+    if importlib.util.find_spec("matplotlib") is None:
+        notes.append("there are no plots without matplotlib; install it with `pip install 'fedmate[plots]'`.")
+    else:
+        for plot in plots(results):
+            files.append(plot.name)
+            for suffix in FORMATS:
+                storage.replace(folder / f"{plot.name}{suffix}", plot.draw(suffix))
+    return Saved(folder, files, [to_rich(_alone(sheet, results)) for sheet in sheets], notes)
+
+
+def _alone(sheet: Sheet, results: Results) -> Sheet:
+    """Return a table without the notes of the study, which a terminal shows once."""
+    common = results.notes()
+    return replace(sheet, notes=[note for note in sheet.notes if note not in common])
+
+
+def folder_name(results: Results) -> str:
+    """Return the name of the folder of tables."""
+    return results.study.name + "-tuned" * results.choice.tuned + "-quick" * results.choice.quick

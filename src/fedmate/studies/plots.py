@@ -1,0 +1,130 @@
+"""The plots of a study: accuracy by round, and both tests against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedmate.report.figures import Lines, Panel, Picture, Series
+from fedmate.report.tradeoffs import Plane, Spot, Tradeoff
+from fedmate.studies.records import RunSummary
+from fedmate.studies.statistics import Figure, Group, Results, over_seeds
+from fedmate.studies.study import StudyMethod, StudySetting
+from fedmate.studies.tables import both_tests, file_name
+
+
+def plots(results: Results) -> list[Picture]:
+    """Return all plots of a study."""
+    return [*curves(results), *tradeoffs(results)]
+
+
+def curves(results: Results) -> list[Picture]:
+    """Return the accuracy by round, with the standard deviation between seeds, if rounds were evaluated on the way."""
+
+    def series(method: StudyMethod, setting: StudySetting) -> list[Series]:
+        runs = [_curve(one, method.view, setting.test) for one in to_draw(results, method, setting)]
+        rounds = sorted(set.intersection(*map(set, runs))) if runs else []
+        figures = {number: over_seeds(run[number] for run in runs) for number in rounds}
+        return [line(results, method, setting, figures)]
+
+    found = panels(results, series)
+    if not any(len(one.x) > 1 for panel in found for one in panel.series):
+        return []
+    tests = {setting.test for setting in results.settings}
+    label = f"accuracy (%), {min(tests)} test" if len(tests) == 1 else "accuracy (%)"
+    return [Lines("curves", title_of(results, "accuracy by round"), found, ("round", label))]
+
+
+def tradeoffs(results: Results) -> Iterator[Picture]:
+    """Yield the accuracies on both tests against each other, a plot for each setting and group of seeds."""
+    for setting in results.settings:
+        for group in results.comparable(setting):
+            if found := _tradeoff(group, setting):
+                yield found
+
+
+def _tradeoff(group: Group, setting: StudySetting) -> Picture | None:
+    results, seen = group.results, set[tuple[str, ...]]()
+    found, spots = both_tests(group, setting), []
+    for one in found:
+        names = tuple(results.names(one.method, setting))
+        across, upward = one.balanced.standard_error, one.own.standard_error
+        errors = None if across is None or upward is None else (across, upward)
+        number, label = _look(results, one.method)
+        place = (round(one.balanced.mean, 2), round(one.own.mean, 2))
+        spot = Spot(one.method.name, label, number, *place, errors, one.is_on_front)
+        spots.append(spot._replace(beneath=names in seen))
+        seen.add(names)
+    several = sorted({one.own.seeds for one in found if one.own.seeds > 1})
+    alone = replace(results, runs=[run for run in results.runs if run.setting.key == setting.key])
+    return None if not found else Tradeoff(
+        file_name(f"tradeoff{group.suffix}", setting),
+        title_of(alone, f"balanced and own accuracy{group.which}"),
+        Plane(panel_title(setting), spots),
+        ("accuracy (%), balanced test", "accuracy (%), own test"),
+        "Pareto front",
+        f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
+    )
+
+
+def to_draw(results: Results, method: StudyMethod, setting: StudySetting) -> list[RunSummary]:
+    """Return the runs that came to their end, or all if none did."""
+    runs = results.finished(method, setting)
+    return [one for one in runs if one.diverged_in is None] or runs
+
+
+def line(
+    results: Results, method: StudyMethod, setting: StudySetting, figures: Mapping[int, Figure | None]
+) -> Series:
+    """Return the line of a method, which has the same look in all plots of a study."""
+    number, label = _look(results, method)
+    diverged = ", diverged" if all(one.diverged_in is not None for one in results.finished(method, setting)) else ""
+    y = [math.nan if figure is None else figure.mean for figure in figures.values()]
+    spread = [math.nan if figure is None or figure.std is None else figure.std for figure in figures.values()]
+    return Series(label + diverged, number, [*figures], y, [] if all(map(math.isnan, spread)) else spread)
+
+
+def panels(
+    results: Results,
+    series: Callable[[StudyMethod, StudySetting], Sequence[Series]],
+    settings: Sequence[StudySetting] | None = None,
+) -> list[Panel]:
+    """Return a panel for each setting in which there is something to draw."""
+    found = []
+    several = len({setting.test for setting in results.settings}) > 1
+    for setting in results.settings if settings is None else settings:
+        drawn = [one for method in results.methods for one in series(method, setting) if np.isfinite(one.y).any()]
+        name, *rest = panel_title(setting).split("\n")
+        title = "\n".join([f"{name}, {setting.test} test" if several else name, *rest])
+        found += [Panel(title, drawn)] if drawn else []
+    return found
+
+
+def panel_title(setting: StudySetting) -> str:
+    """Return the name of a setting, and below it the data set that was used if it is another one."""
+    return setting.name if setting.stands_in_for is None else f"{setting.name}\n(run with {setting.data})"
+
+
+def title_of(results: Results, what: str) -> str:
+    """Return the title of a plot."""
+    hints = ["--quick"] * results.choice.quick
+    hints += sorted({f"{s.data} stands in for {s.stands_in_for}" for s in results.settings if s.stands_in_for})
+    if any(run.experiment.general.evaluate_on == "validation" for run in results.runs):
+        hints.append("validation samples")
+    title = f"{results.study.title}; {what}{', tuned' * results.choice.tuned}"
+    return f"{title} ({'; '.join(hints)})" if hints else title
+
+
+def _look(results: Results, method: StudyMethod) -> tuple[int, str]:
+    """Return the number of a method's look, and its label."""
+    number = next(i for i, one in enumerate(results.study.methods) if one.key == method.key)
+    several = len({one.view for one in results.methods}) > 1
+    return number, f"{method.name} ({method.view})" if several else method.name
+
+
+def _curve(one: RunSummary, view: str, test: str) -> dict[int, float]:
+    found = {point["round"]: point["accuracy"].get(view, {}).get(test) for point in one.content["curve"]}
+    return {number: accuracy for number, accuracy in found.items() if accuracy is not None}

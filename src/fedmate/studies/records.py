@@ -1,0 +1,338 @@
+"""Finished runs of studies: a JSON line each, with everything that is needed to repeat the run and to draw it.
+
+A run is recognised by the options that its figures depend on, not by where or how it was run. The same experiment has
+the same name on every machine, so that a finished run is never run again and files of several machines can be merged.
+
+records/*.jsonl    all files are read together; runs of study NAME are added to NAME.jsonl
+runs/RUN/          the run itself, an ordinary record of `fedmate run`
+locks/             how processes that share the folder divide the runs
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+import shlex
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+from fedmate import storage
+from fedmate.errors import UserError
+from fedmate.experiment.config import NAMED_SECTIONS, Experiment, ConfigSource, flat, resolve
+from fedmate.experiment.record import Record
+from fedmate.methods import METHODS
+
+FORMAT = 1
+PARTS = (
+    *("accuracy", "headline", "loss", "bytes_up", "bytes_down", "bytes_up_items", "bytes_down_items", "seconds"),
+    *("partition_sha256", "left_out", "discarded_aggregates", "diverged_in_round"),
+)
+"""The entries of a run's summary that are kept."""
+
+WITHOUT_EFFECT = ("checkpoint_every", "min_clients", "patience")
+"""Options that change no figure."""
+
+EXECUTION = (*WITHOUT_EFFECT, "backend", "device", "chunk_size")
+"""These, and options that say only where and how a run was run."""
+
+PATIENCE, PAUSE = 60.0, 0.05
+"""Seconds to wait for another process that adds a record, and between two attempts."""
+
+
+@final
+class RunSummary:
+    """A finished run.
+
+    Args:
+        content: the entries that `summarise` returns.
+    """
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.config: dict[str, Any] = content["config"]
+        self.summary: dict[str, Any] = content["summary"]
+        self.name = name_of(self.config)
+
+    @property
+    def diverged_in(self) -> int | None:
+        """The round in which every client diverged, if the run ended so."""
+        return self.summary.get("diverged_in_round")
+
+    @property
+    def views(self) -> list[str]:
+        """The views that the method has."""
+        return [view for view, figures in self.summary["accuracy"].items() if figures is not None]
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the file of its method has changed since it was run."""
+        digest = self.content.get("method_sha256")
+        return digest is not None and digest != source_digest(self.config["method"]["name"])
+
+    def accuracy(self, view: str, test: str) -> float | None:
+        """Return the mean over clients at the end, in percent; `None` if it diverged or the method lacks the view."""
+        figures = None if self.diverged_in is not None else self.summary["accuracy"].get(view)
+        return None if figures is None else figures[test]["mean"]
+
+    def outcome(self) -> list[Any]:
+        """Return everything that two runs of one experiment must agree on."""
+        rounds = [[point["round"], point["accuracy"]] for point in self.content["curve"]]
+        return [self.summary["accuracy"], self.summary["partition_sha256"], self.content["holdings"], rounds]
+
+
+class Merged(NamedTuple):
+    """The names of runs that were new, that were there already, and that are there with other figures."""
+
+    new: list[str]
+    same: list[str]
+    different: list[str]
+
+
+@final
+class Records:
+    """The finished runs in a folder, and the claims on those that are being run.
+
+    Args:
+        folder: it need not exist before something is added.
+        study: the name of the file that new records are added to.
+    """
+
+    def __init__(self, folder: Path, study: str) -> None:
+        self.folder, self.path = folder, folder / "records" / f"{study}.jsonl"
+        self._files: dict[Path, tuple[tuple[int, int], dict[str, RunSummary]]] = {}
+
+    def find(self, name: str) -> RunSummary | None:
+        """Return a finished run, if there is one of this name."""
+        self._refresh()
+        return next((found[name] for _, found in self._files.values() if name in found), None)
+
+    def has(self, name: str) -> bool:
+        """Tell whether a run is finished."""
+        return self.find(name) is not None
+
+    def all(self) -> list[RunSummary]:
+        """Return all finished runs."""
+        self._refresh()
+        return list({name: one for _, found in self._files.values() for name, one in found.items()}.values())
+
+    def add(self, found: Sequence[RunSummary]) -> Merged:
+        """Add finished runs; one that is there stays as it is."""
+        merged = Merged([], [], [])
+        storage.make_folder(self.path.parent)
+        with self._turn():
+            lines = list[str]()
+            for one in found:
+                ours = self.find(one.name)
+                if ours is None:
+                    lines.append(json.dumps(one.content))
+                kind = merged.new if ours is None else merged.same
+                (kind if ours is None or ours.outcome() == one.outcome() else merged.different).append(one.name)
+            if lines:
+                before = self.path.read_bytes() if self.path.exists() else b""
+                storage.replace(self.path, before + "".join(f"{line}\n" for line in lines).encode())
+        return merged
+
+    def merge(self, other: Path) -> Merged:
+        """Add the finished runs of another folder of studies, of a folder of `.jsonl` files, or of one such file."""
+        place = other / "records" if (other / "records").is_dir() else other
+        paths = [place] if place.is_file() else sorted(place.glob("*.jsonl"))
+        if not paths:
+            raise UserError(f"`--merge` got `{other}`, which holds no records; name a folder of `fedmate compare`.")
+        return self.add([one for path in paths for one in _read(path).values()])
+
+    def run_folder(self, name: str) -> Path:
+        """Return the folder in which a run is run."""
+        return self.folder / "runs" / name
+
+    def claim(self, name: str) -> storage.Lock:
+        """Take a run for this process, or raise `BusyError`; the claim ends with the process."""
+        path = self.folder / "locks" / name
+        try:
+            storage.make_folder(path.parent)
+            return storage.Lock(path)
+        except OSError as error:
+            raise UserError(f"`{path}` cannot be locked ({error.strerror}); use a folder that can be written.") from None
+
+    def is_claimed(self, name: str) -> bool:
+        """Tell whether a process has taken a run."""
+        if not (self.folder / "locks" / name).exists():
+            return False
+        try:
+            with self.claim(name):
+                return False
+        except storage.BusyError:
+            return True
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other process adds records."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                lock = self.claim("records")
+                break
+            except storage.BusyError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(PAUSE)
+        with lock:
+            yield
+
+    def _refresh(self) -> None:
+        """Read the files that have changed."""
+        found = {}
+        for path in sorted(self.path.parent.glob("*.jsonl")):
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            known = self._files.get(path)
+            found[path] = known if known is not None and known[0] == stamp else (stamp, _read(path))
+        self._files = found
+
+
+def _read(path: Path) -> dict[str, RunSummary]:
+    """Return the runs of a file by name, or raise `UserError` if a line is no record."""
+    found: dict[str, RunSummary] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"`{path}` cannot be read ({error}); remove it, or restore it from a copy.") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            content = json.loads(line)
+            if content["format"] != FORMAT:
+                raise UserError(f"`{path}` has format {content['format']!r}, not {FORMAT}; use the fedmate it is from.")
+            one = RunSummary(content)
+            one.outcome()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"`{path}` has no record of a run in line {number} ({type(error).__name__}: {error}); remove the line, "
+                "or restore the file from a copy."
+            ) from None
+        found.setdefault(one.name, one)
+    return found
+
+
+def run_name(experiment: Experiment) -> str:
+    """Return the name of a run: the words that a reader looks for, and a digest of its options."""
+    return name_of(tomllib.loads(experiment.to_toml()))
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """Return the same for the content of an experiment's file."""
+    partition, method = config["partition"], config["method"]
+    kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
+    usual = _usual(*(config[section]["name"] for section in NAMED_SECTIONS))
+    # Options at their defaults are left out, so that an option that comes later changes no name.
+    given = {key: value for key, value in flat(config).items() if key not in EXECUTION and usual.get(key) != value}
+    names = {section: config[section]["name"] for section in NAMED_SECTIONS}
+    digest = hashlib.sha256(json.dumps([names, given], sort_keys=True).encode()).hexdigest()[:12]
+    own = [f"{key}_{_word(value)}" for key, value in method.items() if f"method.{key}" in given]
+    words = "-".join([method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}"])
+    # Names are names of folders, too.
+    return re.sub(r"[^A-Za-z0-9._-]", "_", words)[:120] + f"-{digest}"
+
+
+@functools.cache
+def _usual(dataset: str, partition: str, model: str, method: str) -> dict[str, Any]:
+    """Return the defaults of an experiment with these names; nothing if it needs more than names, or is not known."""
+    names = {"dataset": dataset, "partition": partition, "model": model, "method": method}
+    try:
+        experiment = resolve([ConfigSource("defaults", {section: {"name": name} for section, name in names.items()})])
+    except UserError:
+        return {}
+    return flat(tomllib.loads(experiment.to_toml()))
+
+
+def command_of(config: Mapping[str, Any]) -> str:
+    """Return the command of a run: its data set, its method, and the options that differ from their defaults."""
+    dataset, method = config["dataset"]["name"], config["method"]["name"]
+    usual = _usual_of(method, dataset)
+    words = ["fedmate", "run", "--dataset", dataset, "--method", method]
+    for key, value in flat(config).items():
+        if key not in WITHOUT_EFFECT and usual.get(key) != value:
+            words += ["--set", f"{key}={_word(value)}"]
+    return shlex.join(words)
+
+
+@functools.cache
+def _usual_of(method: str, dataset: str) -> dict[str, Any]:
+    experiment = resolve([ConfigSource("defaults", {"dataset": {"name": dataset}, "method": {"name": method}})])
+    return flat(tomllib.loads(experiment.to_toml()))
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@functools.cache
+def source_digest(method: str) -> str | None:
+    """Return the digest of the file that a method is written in, if it can be read."""
+    try:
+        source = inspect.getsource(inspect.getmodule(METHODS[method]))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return None
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def summarise(record: Record) -> RunSummary:
+    """Return the record of a finished run in a folder."""
+    summary, config = record.summary, record.config
+    ended = datetime.fromtimestamp((record.folder / "summary.json").stat().st_mtime, UTC)
+    partition = json.loads((record.folder / "partition.json").read_bytes())
+    metrics = record.metrics
+    last = metrics[-1]["accuracy"] if metrics else {}
+    clients = [{key: n for key, n in row.items() if re.fullmatch(r"samples_\d+", key)} for row in record.clients]
+    return RunSummary(
+        {
+            "format": FORMAT,
+            "date": f"{ended:%Y-%m-%d}",
+            "command": command_of(config),
+            "environment": record.environment,
+            "config": config,
+            "summary": {part: rounded(summary.get(part)) for part in PARTS},
+            "classes": {view: rounded(f["balanced"]["per_class"]) for view, f in last.items() if f is not None},
+            "holdings": [list(row.values()) for row in clients],
+            "class_names": partition["classes"],
+            "data_sha256": partition["data_sha256"],
+            "method_sha256": source_digest(config["method"]["name"]),
+            "curve": [_point(row) for row in metrics],
+            "losses": {way: _losses(record.rounds, f"loss_{way}") for way in ("before", "after")},
+        }
+    )
+
+
+def rounded(value: Any) -> Any:
+    """Return numbers with six digits, so that files stay small."""
+    match value:
+        case float():
+            return float(f"{value:.6g}") if math.isfinite(value) else None
+        case Mapping():
+            return {key: rounded(inner) for key, inner in value.items()}
+        case list():
+            return [rounded(inner) for inner in value]
+    return value
+
+
+def _point(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an evaluated round: the accuracies of every view, and the seconds until then."""
+    views = {view: figures for view, figures in row["accuracy"].items() if figures is not None}
+    accuracy = {view: {test: rounded(f[test]["mean"]) for test in ("balanced", "own")} for view, f in views.items()}
+    return {"round": row["round"], "seconds": rounded(row["seconds"]), "accuracy": accuracy}
+
+
+def _losses(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
+    """Return the loss of each round, mean over the participants that count."""
+    by_round: dict[int, list[float]] = {}
+    for row in rows:
+        values = by_round.setdefault(row["round"], [])
+        values += [float(row[key])] if row["valid"] and row[key] is not None else []
+    return [rounded(sum(values) / len(values)) if values else None for values in by_round.values()]

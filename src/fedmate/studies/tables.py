@@ -1,0 +1,269 @@
+"""The tables of a study: accuracy beside published figures, every view, differences, trade-off, and the long form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pandas
+
+from fedmate.report.sheets import Sheet
+from fedmate.report.tables import VIEWS
+from fedmate.studies.statistics import Figure, Group, Results, pareto_front
+from fedmate.studies.study import TESTS, StudyMethod, StudySetting
+
+STD_NOTE = "accuracy in percent, mean over clients; ± standard deviation between seeds, where there are several"
+TESTS_NOTE = (
+    "tests: all classes weigh alike in `balanced`; in `own` they weigh as in the client's training samples, and "
+    "calibrated models are given these weights"
+)
+
+
+class Place(NamedTuple):
+    """A method in a setting, looked at in one view and with one test."""
+
+    method: StudyMethod
+    setting: StudySetting
+    view: str
+    test: str
+
+
+def tables(results: Results) -> list[Sheet]:
+    """Return all tables of a study."""
+    settings = results.settings
+    reference = next((one for one in results.methods if one.key == results.study.reference), None)
+    compared = [] if reference is None else [s for s in settings if results.names(reference, s)]
+    return [
+        accuracy(results),
+        *(_differences(results, setting, reference) for setting in compared if reference is not None),
+        *(tradeoff(group, setting) for setting in settings for group in results.comparable(setting)),
+        *(views(results, setting) for setting in settings),
+    ]
+
+
+def titled(results: Results, sheet: Sheet) -> Sheet:
+    """Return a sheet with the title of its study, the source of published figures, and the notes of the study."""
+    title = f"{results.study.title}; {sheet.title}" if sheet.title else results.study.title
+    title += ", tuned" * results.choice.tuned + " (--quick)" * results.choice.quick
+    source = [f"published in: {results.study.source}"] if results.study.source else []
+    return replace(sheet, title=title, notes=[*sheet.notes, *source, *results.notes()])
+
+
+def file_name(kind: str, setting: StudySetting) -> str:
+    """Return the name of the files of a table about one setting."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{kind}_{setting.key}")
+
+
+def with_error(figure: Figure, form: str = ".2f") -> str:
+    """Return a number with its standard error, if there are several seeds."""
+    error = "" if figure.standard_error is None else f" ± {figure.standard_error:.2f}"
+    # Adding zero turns -0.0 into 0.0.
+    return f"{round(figure.mean, 2) + 0.0:{form}}{error}"
+
+
+def cell(results: Results, place: Place) -> str:
+    """Return an accuracy, and how many runs diverged; `-` for a view that the method lacks, nothing if not run."""
+    figure, runs = results.figure(*place), results.finished(place.method, place.setting)
+    diverged = sum(one.diverged_in is not None for one in runs)
+    if figure is None:
+        return "" if not runs else "diverged" if diverged == len(runs) else "-"
+    text = f"{figure.mean:.2f}" if figure.std is None else f"{figure.mean:.2f} ± {figure.std:.2f}"
+    return f"{text} ({diverged} of {len(runs)} diverged)" if diverged else text
+
+
+# -------------------- accuracy, beside published figures if there are any
+
+
+def accuracy(results: Results) -> Sheet:
+    """Return every method in its view, a column for each setting; published figures are beside ours."""
+    head, groups = ["method", "view"], ["", ""]
+    rows = [[method.name, f"`{method.view}`"] for method in results.methods]
+    bold = set[tuple[int, int]]()
+    for setting in results.settings:
+        places = [Place(method, setting, method.view, setting.test) for method in results.methods]
+        block = {"accuracy": [cell(results, place) for place in places]}
+        if is_published(results, setting):
+            block = _beside_published(results, setting, block.pop("accuracy"))
+        bold |= {(i, len(head) + [*block].index("accuracy")) for i in _best(results, places)}
+        for name, cells in block.items():
+            head, groups = [*head, name], [*groups, setting.label]
+            rows = [[*row, text] for row, text in zip(rows, cells, strict=True)]
+    tests = {setting.test for setting in results.settings}
+    which = [f"`{test}` in {'; '.join(s.name for s in results.settings if s.test == test)}" for test in sorted(tests)]
+    notes = [
+        STD_NOTE,
+        "bold: the largest of a column, among the methods with most seeds",
+        f"test: {'; '.join(which) if len(tests) > 1 else f'`{next(iter(tests))}`'}",
+    ]
+    return titled(results, Sheet("accuracy", "", head, rows, notes, frozenset(bold), groups))
+
+
+def is_published(results: Results, setting: StudySetting) -> bool:
+    """Tell whether there are published figures for a setting."""
+    return any(setting.key in method.published for method in results.methods)
+
+
+def _beside_published(results: Results, setting: StudySetting, ours: Sequence[str]) -> dict[str, Sequence[str]]:
+    published = [method.published.get(setting.key) for method in results.methods]
+    name = "published" if setting.stands_in_for is None else f"published ({setting.stands_in_for})"
+    block = {name: ["" if figure is None else f"{figure:.2f}" for figure in published], "accuracy": ours}
+    if setting.stands_in_for is None and not results.choice.quick:
+        differences = [results.difference(method, setting) for method in results.methods]
+        block["difference"] = ["" if one is None else f"{one:+.2f}" for one in differences]
+    return block
+
+
+def _best(results: Results, places: Sequence[Place]) -> list[int]:
+    """Return the places with the largest figure, as it is shown; few seeds are not compared with many."""
+    found = {i: figure for i, place in enumerate(places) if (figure := results.figure(*place)) is not None}
+    most = max((figure.seeds for figure in found.values()), default=0)
+    means = {i: round(figure.mean, 2) for i, figure in found.items() if figure.seeds == most}
+    return [i for i, mean in means.items() if mean == max(means.values())]
+
+
+# -------------------- every view
+
+
+def views(results: Results, setting: StudySetting) -> Sheet:
+    """Return every view with both tests in one setting."""
+    entries = results.distinct(setting)
+    known = dict.fromkeys(view for _, methods in entries for view in _views_of(results, methods[0], setting))
+    further = sorted(set(known) - set(VIEWS))
+    looks = [(view, test) for test in TESTS for view in VIEWS] + [(view, test) for view in further for test in TESTS]
+    head = ["method", *(f"`{test}`" if view in further else f"`{view}`" for view, test in looks)]
+    groups = ["", *(f"`{view}`" if view in further else f"`{test}`" for view, test in looks)]
+    rows = [[name, *(cell(results, Place(m[0], setting, view, test)) for view, test in looks)] for name, m in entries]
+    bold = {
+        (i, 1 + looks.index((method.view, setting.test)))
+        for i, (_, methods) in enumerate(entries)
+        for method in methods
+        if (method.view, setting.test) in looks
+    }
+    notes = [STD_NOTE, TESTS_NOTE, "bold: the view and test that are compared; -: no such view"]
+    name, title = file_name("views", setting), f"every view, {setting.label}"
+    return titled(results, Sheet(name, title, head, rows, notes, frozenset(bold), groups))
+
+
+def _views_of(results: Results, method: StudyMethod, setting: StudySetting) -> list[str]:
+    """Return the views that a method has, and the one that is compared in any case."""
+    found = dict.fromkeys(view for one in results.finished(method, setting) for view in one.views)
+    return [*found, *({method.view} - found.keys())]
+
+
+# -------------------- differences, seed by seed
+
+
+def _differences(results: Results, setting: StudySetting, reference: StudyMethod) -> Sheet:
+    rows = [_difference(results, setting, reference, reference)]
+    for method in results.methods:
+        if method.key != reference.key and results.names(method, setting):
+            rows.append(_difference(results, setting, method, reference))
+    notes = [
+        "differences in points, for the seeds with which both methods had the same samples; -: no such seed; "
+        "± standard error of the mean, where there are several seeds",
+        f"first row: accuracy of {reference.name} in percent, mean over clients",
+        TESTS_NOTE,
+    ]
+    title = f"differences, {setting.label}: each method less {reference.name}"
+    sheet = Sheet(file_name("differences", setting), title, ("method", "view", *TESTS, "seeds"), rows, notes)
+    return titled(results, replace(sheet, bold=frozenset({(0, 0)})))
+
+
+def _difference(results: Results, setting: StudySetting, method: StudyMethod, reference: StudyMethod) -> list[str]:
+    row, seeds = [method.name, f"`{method.view}`"], ""
+    for test in TESTS:
+        own = results.figure(method, setting, method.view, test)
+        is_first = method.key == reference.key
+        figure = own if is_first else results.paired(method, reference, setting, test)
+        if figure is None:
+            row.append("-" if own is not None else cell(results, Place(method, setting, method.view, test)))
+        else:
+            row.append(with_error(figure, ".2f" if is_first else "+.2f"))
+            seeds = seeds or str(figure.seeds)
+    return [*row, seeds]
+
+
+# -------------------- both tests at once
+
+
+class Both(NamedTuple):
+    """The accuracy of a method on both tests, over the same seeds."""
+
+    method: StudyMethod
+    balanced: Figure
+    own: Figure
+    is_on_front: bool
+
+
+def both_tests(group: Group, setting: StudySetting) -> list[Both]:
+    """Return the methods that have both figures, and which of them no other surpasses."""
+    found = []
+    for method in group.results.methods:
+        balanced, own = (group.fair.figure(method, setting, method.view, test) for test in TESTS)
+        if balanced is not None and own is not None:
+            found.append(Both(method, balanced, own, False))
+    front = pareto_front([(round(one.balanced.mean, 2), round(one.own.mean, 2)) for one in found])
+    return [one._replace(is_on_front=i in front) for i, one in enumerate(found)]
+
+
+def tradeoff(group: Group, setting: StudySetting) -> Sheet:
+    """Return the accuracy on both tests, and the Pareto front."""
+    results, found = group.results, both_tests(group, setting)
+    rows = [
+        [
+            *(one.method.name, f"`{one.method.view}`", with_error(one.balanced), with_error(one.own)),
+            *(str(one.own.seeds), "yes" if one.is_on_front else "no"),
+        ]
+        for one in found
+    ]
+    shown = {one.method.key for one in found}
+    lacking = [m for m in results.methods if m.key not in shown and results.names(m, setting)]
+    notes = [
+        TESTS_NOTE,
+        group.note,
+        "front: no other method is better on one test and at least as good on the other",
+        *([f"left out, no figures: {', '.join(method.name for method in lacking)}"] if lacking else []),
+    ]
+    name, title = file_name(f"front{group.suffix}", setting), f"balanced and own accuracy{group.which}, {setting.label}"
+    head = ("method", "view", "balanced", "own", "seeds", "front")
+    return titled(results, Sheet(name, title, head, rows, notes))
+
+
+# -------------------- for machines
+
+
+def to_frame(results: Results) -> pandas.DataFrame:
+    """Return all accuracies, a row for each setting, method, view and test."""
+    rows = []
+    for setting in results.settings:
+        for method in (one for one in results.methods if results.names(one, setting)):
+            for view in _views_of(results, method, setting):
+                rows += [_line(results, Place(method, setting, view, test)) for test in TESTS]
+    return pandas.DataFrame(rows)
+
+
+def _line(results: Results, place: Place) -> dict[str, object]:
+    method, setting, view, test = place
+    runs, figure = results.finished(method, setting), results.figure(*place)
+    is_compared = view == method.view and test == setting.test
+    return {
+        "study": results.study.name,
+        "tuned": results.choice.tuned,
+        "quick": results.choice.quick,
+        "setting": setting.key,
+        "stands_in_for": setting.stands_in_for,
+        "method": method.key,
+        "algorithm": method.values.get("method", {}).get("name"),
+        "view": view,
+        "test": test,
+        "compared": is_compared,
+        "mean": None if figure is None else round(figure.mean, 2),
+        "std": None if figure is None or figure.std is None else round(figure.std, 2),
+        "seeds": 0 if figure is None else figure.seeds,
+        "published": method.published.get(setting.key) if is_compared else None,
+        "difference": results.difference(method, setting) if is_compared else None,
+        "diverged": sum(one.diverged_in is not None for one in runs),
+        "partition_sha256": " ".join(dict.fromkeys(one.summary["partition_sha256"] for one in runs)),
+    }
