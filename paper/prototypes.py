@@ -16,11 +16,11 @@ from torch import Tensor
 from fedmate.experiment.record import Record
 from fedmate.report.figures import Cloud, Clouds, Picture
 from fedmate.report.sheets import Sheet
+from fedmate.studies.plots import title_of
 from fedmate.studies.records import Records
 from fedmate.studies.statistics import Results
 from fedmate.studies.tables import titled
 from paper.plots import class_names
-from paper.plots import title_of
 
 FILE = Path(__file__).parent / "records" / "prototypes.safetensors"
 """Prototypes of the last round by method, `[clients, classes, width]`; empty for a run that diverged."""

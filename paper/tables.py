@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -151,7 +150,11 @@ def _cost(results: Results, setting: StudySetting) -> Sheet:
         "parts, numbers: for one client and round, on average; MB: of all clients in the whole run; "
         "bookkeeping (counts, flags) is apart",
         "of the model: numbers in both directions, relative to FedAvg, which sends the model and nothing else",
-        *(_schedule(name, one, model) for name, one in runs.items() if one and one.config["method"]["name"] == "fedmate"),
+        *(
+            _schedule(name, one, model)
+            for name, one in runs.items()
+            if one and one.config["method"]["name"] == "fedmate"
+        ),
     ]
     parts = ["parts", "numbers", "MB"]
     head = ["method", "paper", *parts, *parts, "bookkeeping MB", "of the model"]
@@ -169,7 +172,12 @@ def _cost_cells(run: RunSummary, model: Model) -> list[str]:
 
 def _ratio(run: RunSummary, model: Model, ways: Sequence[str]) -> float:
     """Return the numbers sent for each that would be if models were, in some directions."""
-    return sum(sum(Traffic.of(run, way).numbers.values()) for way in ways) / sum(sum(model[way].values()) for way in ways)
+    sent = sum(sum(Traffic.of(run, way).numbers.values()) for way in ways)
+    return sent / sum(sum(model[way].values()) for way in ways)
+
+
+def _name(run: RunSummary) -> str:
+    return str(run.config["method"]["name"])
 
 
 def _schedule(name: str, run: RunSummary, model: Model) -> str:
@@ -182,7 +190,7 @@ def _schedule(name: str, run: RunSummary, model: Model) -> str:
 
 def _sends_models(run: RunSummary) -> bool:
     method = run.config["method"]
-    return method["name"] == "fedavg" or (method["name"] == "fedmate" and method["cft"] == "all")
+    return bool(method["name"] == "fedavg" or (method["name"] == "fedmate" and method["cft"] == "all"))
 
 
 def _first(runs: Sequence[RunSummary]) -> RunSummary | None:

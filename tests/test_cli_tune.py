@@ -17,9 +17,9 @@ from tests.tune.small import SETTINGS, no_collection, write_data
 from fedmate.cli.tune import MARK, tune
 from fedmate.experiment import tuned
 from fedmate.experiment.run import Observer
-from fedmate.studies import sweep
-from fedmate.studies.grid import Cell
-from fedmate.studies.sweep import Work
+from fedmate.studies import run as study_run
+from fedmate.studies.run import Work
+from fedmate.studies.study import StudyRun
 from fedmate.tune.search import TRIALS
 
 fedmate_ = test_cli.fedmate_
@@ -78,7 +78,7 @@ def test_what_is_found_becomes_a_preset_without_running_anything_again(
     def run(work: Work, *arguments: object) -> None:
         raise AssertionError("nothing is left to run")
 
-    monkeypatch.setattr(sweep, "_train", run)
+    monkeypatch.setattr(study_run, "_train", run)
     answer = fedmate_(*words, *shared, "--write", own)
     assert (answer.status, answer.err) == (0, "")
     text = own.read_text(encoding="utf-8")
@@ -95,15 +95,15 @@ def test_what_is_found_becomes_a_preset_without_running_anything_again(
 def test_a_search_that_is_stopped_says_how_to_continue(
     fedmate_: Fedmate, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, begun = sweep._train, list[str]()
+    train, begun = study_run._train, list[str]()
 
-    def stop(work: Work, cell: Cell, observer: Observer) -> None:
+    def stop(work: Work, cell: StudyRun, observer: Observer) -> None:
         begun.append(cell.key)
         if len(begun) == 3:
             raise KeyboardInterrupt
         train(work, cell, observer)
 
-    monkeypatch.setattr(sweep, "_train", stop)
+    monkeypatch.setattr(study_run, "_train", stop)
     answer = fedmate_(*words)
     assert answer.status == 130
     assert answer.err == "Stopped after 1 of 2 trials; the same command continues.\n"

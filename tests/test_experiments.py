@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedmate.studies.grid import Cell, Grid, Wanted
+from fedmate.studies.measures import MEASURES
+from fedmate.studies.presentation import SHOWS
+from fedmate.studies.reading import load_grid, names
 from numpy.typing import NDArray
 
 from fedmate.core.options import options_of
@@ -15,10 +19,6 @@ from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.experiment.partitioning import split_samples
 from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.methods import METHODS
-from fedmate.studies.grid import Cell, Grid, Wanted
-from fedmate.studies.measures import MEASURES
-from fedmate.studies.presentation import SHOWS
-from fedmate.studies.reading import load_grid, names
 
 NAMES = [
     *("ablation", "adaptability", "classwise", "components", "convergence", "cost", "distributions", "generalization"),

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Literal
 
 import pytest
+from fedmate.studies.kept import Kept, command_of, name_of
 
 from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.studies.kept import Kept, command_of, name_of
 
 RESULTS = Path(__file__).parents[1] / "paper"
 CELLS = sorted((RESULTS / "cells").glob("*.json"))

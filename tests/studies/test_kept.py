@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedmate.studies.kept import Kept, command_of, condense, digest_of, name_of, rounded
 
 import fedmate
 from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, nest, resolve
 from fedmate.experiment.prepare import Request, compose, stored_experiment
 from fedmate.experiment.record import Record
-from fedmate.studies.kept import Kept, command_of, condense, digest_of, name_of, rounded
 
 SETTINGS = {"rounds": 3, "eval_every": 2, "partition.clients": 3, "partition.examples": 20, "training.epochs": 1}
 

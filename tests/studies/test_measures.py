@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from fedmate.studies.measures import arrays_of, counted_of
+from fedmate.studies.store import Store
+from fedmate.studies.workload import flops_of_update
 
 import fedmate
 from fedmate.errors import DivergedError, UserError
@@ -15,9 +18,6 @@ from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import initial_server
 from fedmate.studies import measures
-from fedmate.studies.measures import arrays_of, counted_of
-from fedmate.studies.store import Store
-from fedmate.studies.workload import flops_of_update
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "partition.clients": 4, "training.epochs": 1, "training.batch_size": 20}
 SMALL: dict[str, Any] = {"partition.examples": 20}

@@ -11,6 +11,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from fedmate.studies.grid import Grid, Wanted
+from fedmate.studies.reading import load_grid
+from fedmate.studies.store import Store
+from fedmate.studies.sweep import Watcher, Work, sweep, sweep_in_processes
 
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built
@@ -19,10 +23,6 @@ from fedmate.experiment.run import Observer
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Silence
 from fedmate.studies import kept, measures
-from fedmate.studies.grid import Grid, Wanted
-from fedmate.studies.reading import load_grid
-from fedmate.studies.store import Store
-from fedmate.studies.sweep import Watcher, Work, sweep, sweep_in_processes
 
 GRID = """
 [base]

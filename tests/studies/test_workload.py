@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedmate.studies.workload import flops_of_update
 from tests.methods.small import CLIENTS, TRAINING, normed_model
 from torch import Tensor, nn
 
@@ -28,7 +29,6 @@ from fedmate.core import (
 from fedmate.core.shapes import META, count_flops
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
-from fedmate.studies.workload import flops_of_update
 
 
 def make(name: str, model: Model, training: Training = TRAINING, classes: int = 3) -> tuple[Method, Tree]:

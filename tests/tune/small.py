@@ -16,9 +16,9 @@ from fedmate.experiment.prepare import Request
 from fedmate.experiment.run import Observer
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import Silence
-from fedmate.studies import sweep
-from fedmate.studies.store import Store
-from fedmate.studies.sweep import Watcher
+from fedmate.studies import run as study_run
+from fedmate.studies.records import Records
+from fedmate.studies.run import Watcher
 from fedmate.tune.search import Asked, Search, Trial, run_trials
 
 SETTINGS = (
@@ -33,7 +33,7 @@ SETTINGS = (
 def no_collection() -> Iterator[None]:
     """Leave memory alone between runs: these are so small that looking through it takes as long as they do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "gc", SimpleNamespace(collect=lambda: 0))
+        patch.setattr(study_run, "gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 
@@ -58,7 +58,7 @@ class Listener(Watcher):
     def __init__(self) -> None:
         self.begun, self.sentences = list[str](), list[str]()
 
-    def began(self, cell: str) -> Observer:
+    def started(self, cell: str) -> Observer:
         self.begun.append(cell)
         return Silence()
 
@@ -75,4 +75,4 @@ class Listener(Watcher):
 def searched(request: Request, asked: Asked, store: Path) -> tuple[Search, list[Trial], Listener]:
     """Make a search, and return what it came to and what was run for it."""
     search, listener = Search.of(request, asked), Listener()
-    return search, list(run_trials(search, Store(store), request.inputs, listener)), listener
+    return search, list(run_trials(search, Records(store, "tuning"), request.inputs, listener)), listener

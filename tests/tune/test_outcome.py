@@ -15,7 +15,7 @@ from tests.tune.small import no_collection, request_of, searched, write_data
 from fedmate.experiment.config import ConfigSource, Experiment, load_file, parse_set, resolve
 from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.tuned import check_entries
-from fedmate.studies.store import Store
+from fedmate.studies.records import Records
 from fedmate.tune.outcome import command, header, preset_of, save, sheet_of
 from fedmate.tune.search import Asked, Search, Trial
 
@@ -42,12 +42,12 @@ def trials() -> list[Trial]:
 
 
 @pytest.fixture(scope="module")
-def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Search, list[Trial], Store]]:
+def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Search, list[Trial], Records]]:
     """A search that was made."""
     folder = tmp_path_factory.mktemp("store")
     with no_collection():
         search, trials, _ = searched(request_of("fedbabu", data), Asked(trials=2, shares=(10.0,)), folder)
-        yield search, trials, Store(folder)
+        yield search, trials, Records(folder, "tuning")
 
 
 def test_the_table_has_the_best_trial_first(search: Search, trials: list[Trial]) -> None:
@@ -107,7 +107,7 @@ def test_fewer_trials_of_a_search_do_not_replace_a_better_one(
     assert save(fewer, trials[:1], tmp_path)
 
 
-def test_the_preset_stands_for_the_best_and_says_where_it_comes_from(made: tuple[Search, list[Trial], Store]) -> None:
+def test_the_preset_stands_for_the_best_and_says_where_it_comes_from(made: tuple[Search, list[Trial], Records]) -> None:
     search, trials, store = made
     entry = tomllib.loads(preset_of(search, trials, store))["fedbabu"]["mnist"]
     best = max(trials, key=lambda one: one.score or 0)
@@ -122,7 +122,7 @@ def test_the_preset_stands_for_the_best_and_says_where_it_comes_from(made: tuple
     assert (entry["date"], entry.get("commit")) == (kept.content["date"], kept.content["environment"]["commit"])
 
 
-def test_the_experiments_own_settings_are_a_preset_too(made: tuple[Search, list[Trial], Store]) -> None:
+def test_the_experiments_own_settings_are_a_preset_too(made: tuple[Search, list[Trial], Records]) -> None:
     search, trials, store = made
     values = tomllib.loads(preset_of(search, [trials[0]._replace(accuracies=[99.0]), trials[1]], store))
     entry = check_entries("it", values)["fedbabu"]["mnist"]
@@ -132,7 +132,7 @@ def test_the_experiments_own_settings_are_a_preset_too(made: tuple[Search, list[
     assert resolve([ConfigSource("it", layer)]) == compose(Request(methods=["fedbabu"], dataset="mnist"))[0]
 
 
-def test_defaults_that_diverged_have_no_score(made: tuple[Search, list[Trial], Store]) -> None:
+def test_defaults_that_diverged_have_no_score(made: tuple[Search, list[Trial], Records]) -> None:
     search, trials, store = made
     entry = tomllib.loads(preset_of(search, [trials[0]._replace(accuracies=[None]), trials[1]], store))
     assert "default_score" not in entry["fedbabu"]["mnist"]
@@ -166,7 +166,7 @@ def test_names_that_toml_would_take_for_something_else_are_quoted() -> None:
     assert tomllib.loads(header('a.b"c', "ü ü")) == {'a.b"c': {"ü ü": {}}}
 
 
-def test_an_experiment_is_what_it_was(made: tuple[Search, list[Trial], Store]) -> None:
+def test_an_experiment_is_what_it_was(made: tuple[Search, list[Trial], Records]) -> None:
     """What a trial has beside its settings is for its runs, not for the experiment that is found."""
     search, trials, _ = made
     found: Experiment = search.experiment_with(trials[0].settings)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.studies.store import Store
+from fedmate.studies.records import Records
 from fedmate.tune.presets import check_presets, write_preset
 
 FILE = """# What was found.
@@ -48,11 +48,11 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+def store(tmp_path: Path) -> Records:
+    return Records(tmp_path / "store", "tuning")
 
 
-def test_an_entry_takes_the_place_of_the_old_one(file: Path, store: Store) -> None:
+def test_an_entry_takes_the_place_of_the_old_one(file: Path, store: Records) -> None:
     write_preset(file, NEW, store)
     old = FILE[FILE.index("[fedmate.digits]\n") : FILE.index("# The last.")]
     assert file.read_text(encoding="utf-8") == FILE.replace(old, f"{NEW}\n")
@@ -66,18 +66,18 @@ def test_an_entry_takes_the_place_of_the_old_one(file: Path, store: Store) -> No
         ("[local.digits]\ntraining = { learning_rate = 0.5 }\n", '# The last.\n["my.method".digits]'),
     ],
 )
-def test_a_new_entry_is_put_in_by_name(entry: str, before: str, file: Path, store: Store) -> None:
+def test_a_new_entry_is_put_in_by_name(entry: str, before: str, file: Path, store: Records) -> None:
     write_preset(file, entry, store)
     assert file.read_text(encoding="utf-8") == FILE.replace(before, f"{entry}\n{before}")
 
 
-def test_the_last_entry_comes_last(file: Path, store: Store) -> None:
+def test_the_last_entry_comes_last(file: Path, store: Records) -> None:
     entry = "[scaffold.digits]\ntraining = { learning_rate = 0.5 }\n"
     write_preset(file, entry, store)
     assert file.read_text(encoding="utf-8") == f"{FILE}\n{entry}"
 
 
-def test_a_name_in_quotes_is_found_and_remarks_stay(file: Path, store: Store) -> None:
+def test_a_name_in_quotes_is_found_and_remarks_stay(file: Path, store: Records) -> None:
     entry = '["my.method".digits]\ntraining = { learning_rate = 0.7 }\n'
     write_preset(file, entry, store)
     text = file.read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ OLD = "[fedmate.digits] # old\ntraining = { learning_rate = 0.2 }\n# goes\n\nsco
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("case", AROUND)
-def test_what_stands_around_an_entry_stays_byte_for_byte(case: str, ending: str, file: Path, store: Store) -> None:
+def test_what_stands_around_an_entry_stays_byte_for_byte(case: str, ending: str, file: Path, store: Records) -> None:
     above, below = AROUND[case]
     file.write_bytes(f"{above}{OLD}{below}".replace("\n", ending).encode())
     write_preset(file, NEW, store)
@@ -105,7 +105,7 @@ def test_what_stands_around_an_entry_stays_byte_for_byte(case: str, ending: str,
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_a_new_entry_has_the_line_endings_of_the_file(ending: str, file: Path, store: Store) -> None:
+def test_a_new_entry_has_the_line_endings_of_the_file(ending: str, file: Path, store: Records) -> None:
     for above, below in [("# Mine.\n[a.digits]\nmethod.x = 1\n", ""), ("", "  # On it.\n[local.digits]\nmethod.x = 1")]:
         file.write_bytes(f"{above}{below}".replace("\n", ending).encode())
         write_preset(file, NEW, store)
@@ -114,7 +114,7 @@ def test_a_new_entry_has_the_line_endings_of_the_file(ending: str, file: Path, s
         assert file.read_bytes() == expected.replace("\n", ending).encode()
 
 
-def test_a_last_line_without_an_end_is_ended_only_where_something_follows(file: Path, store: Store) -> None:
+def test_a_last_line_without_an_end_is_ended_only_where_something_follows(file: Path, store: Records) -> None:
     file.write_bytes(b"[fedmate.digits]\nmethod.x = 1")
     write_preset(file, NEW, store)
     assert file.read_bytes() == NEW.removesuffix("\n").encode()
@@ -125,7 +125,7 @@ def test_a_last_line_without_an_end_is_ended_only_where_something_follows(file: 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions are others there")
 @pytest.mark.parametrize("mode", [0o600, 0o664])
-def test_permissions_stay(mode: int, file: Path, store: Store) -> None:
+def test_permissions_stay(mode: int, file: Path, store: Records) -> None:
     file.chmod(mode)
     write_preset(file, NEW, store)
     assert NEW in file.read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def test_permissions_stay(mode: int, file: Path, store: Store) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
-def test_a_link_stays_a_link(file: Path, tmp_path: Path, store: Store) -> None:
+def test_a_link_stays_a_link(file: Path, tmp_path: Path, store: Records) -> None:
     (tmp_path / "folder").mkdir()
     for name, target in [("old.toml", file), ("new.toml", tmp_path / "made.toml")]:
         link = tmp_path / "folder" / name
@@ -145,27 +145,27 @@ def test_a_link_stays_a_link(file: Path, tmp_path: Path, store: Store) -> None:
     assert not (tmp_path / "made.toml").is_symlink()
 
 
-def test_a_file_beside_it_stays(file: Path, store: Store) -> None:
+def test_a_file_beside_it_stays(file: Path, store: Records) -> None:
     beside = file.with_name(f"{file.name}.new")
     beside.write_text("mine", encoding="utf-8")
     write_preset(file, NEW, store)
     assert beside.read_text(encoding="utf-8") == "mine"
 
 
-def test_writing_twice_is_writing_once(file: Path, store: Store) -> None:
+def test_writing_twice_is_writing_once(file: Path, store: Records) -> None:
     write_preset(file, NEW, store)
     once = file.read_bytes()
     write_preset(file, NEW, store)
     assert file.read_bytes() == once
 
 
-def test_a_file_that_does_not_exist_is_made(tmp_path: Path, store: Store) -> None:
+def test_a_file_that_does_not_exist_is_made(tmp_path: Path, store: Records) -> None:
     check_presets(tmp_path / "new.toml", "digits")
     write_preset(tmp_path / "new.toml", NEW, store)
     assert (tmp_path / "new.toml").read_text(encoding="utf-8") == NEW
 
 
-def test_searches_that_end_at_the_same_time_lose_nothing(tmp_path: Path, store: Store) -> None:
+def test_searches_that_end_at_the_same_time_lose_nothing(tmp_path: Path, store: Records) -> None:
     path, names = tmp_path / "new.toml", [f"method{number}" for number in range(8)]
     entries = [f"[{name}.digits]\ntraining = {{ learning_rate = 0.5 }}\n" for name in names]
     threads = [threading.Thread(target=write_preset, args=(path, entry, store)) for entry in entries]
@@ -184,7 +184,7 @@ def test_searches_that_end_at_the_same_time_lose_nothing(tmp_path: Path, store: 
         "[fedmate.digits.training]\nepochs = 1\n[a.b.training]\nepochs = 1\n[fedmate.digits.method]\ncci = true\n",
     ],
 )
-def test_a_file_may_be_written_in_other_ways(text: str, file: Path, store: Store) -> None:
+def test_a_file_may_be_written_in_other_ways(text: str, file: Path, store: Records) -> None:
     file.write_text(text, encoding="utf-8")
     write_preset(file, NEW, store)
     assert tomllib.loads(file.read_text(encoding="utf-8")) == {**tomllib.loads(text), **tomllib.loads(NEW)}
@@ -199,7 +199,7 @@ def test_a_file_may_be_written_in_other_ways(text: str, file: Path, store: Store
         '[fedmate.digits]\ntraining.x = 1\ncommand = """\nfedmate\n# tune"""\n',
     ],
 )
-def test_what_cannot_be_edited_safely_is_left_alone(text: str, file: Path, store: Store) -> None:
+def test_what_cannot_be_edited_safely_is_left_alone(text: str, file: Path, store: Records) -> None:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=r"cannot be edited safely; put the entry in by hand\.$"):
         write_preset(file, NEW, store)

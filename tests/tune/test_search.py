@@ -14,10 +14,10 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
 from fedmate.storage import Lock
-from fedmate.studies import sweep
-from fedmate.studies.grid import Cell
-from fedmate.studies.store import Store
-from fedmate.studies.sweep import Watcher, Work
+from fedmate.studies import run as study_run
+from fedmate.studies.records import Records
+from fedmate.studies.run import Watcher, Work
+from fedmate.studies.study import StudyRun
 from fedmate.tune import search as module
 from fedmate.tune import space
 from fedmate.tune.search import TRIALS, Asked, Search, Trial, ranked, run_trials
@@ -38,19 +38,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, list[Trial], Store]:
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Search, list[Trial], Records]:
     """A search to look at, all of it."""
     store = tmp_path_factory.mktemp("store")
     search, trials, listener = searched(request_of("fedrep", data), THREE, store)
     names = [f"s = {share}/trial {number}" for number, share in itertools.product(range(3), (10, 70))]
     assert listener.begun == names
-    return search, trials, Store(store)
+    return search, trials, Records(store, "tuning")
 
 
 # -------------------- what a trial is
 
 
-def test_the_first_trial_has_the_experiments_own_settings(done: tuple[Search, list[Trial], Store]) -> None:
+def test_the_first_trial_has_the_experiments_own_settings(done: tuple[Search, list[Trial], Records]) -> None:
     search, trials, store = done
     assert trials[0].settings == {"training.learning_rate": 0.01, "method.classifier_learning_rate": 0.1}
     kept = store.find(trials[0].runs[0])
@@ -94,7 +94,7 @@ def test_a_step_size_that_is_not_given_is_not_given_in_the_first_trial(data: Pat
 
 
 def test_other_trials_have_other_settings_of_two_digits_inside_the_ranges(
-    done: tuple[Search, list[Trial], Store],
+    done: tuple[Search, list[Trial], Records],
 ) -> None:
     search, trials, store = done
     assert len({tuple(trial.settings.values()) for trial in trials}) == 3
@@ -111,7 +111,7 @@ def test_other_trials_have_other_settings_of_two_digits_inside_the_ranges(
 
 
 def test_a_score_is_the_mean_over_runs_of_the_headline_on_the_balanced_test(
-    done: tuple[Search, list[Trial], Store],
+    done: tuple[Search, list[Trial], Records],
 ) -> None:
     _, trials, store = done
     for trial in trials:
@@ -123,7 +123,7 @@ def test_a_score_is_the_mean_over_runs_of_the_headline_on_the_balanced_test(
 
 def test_another_view_can_be_scored(data: Path, tmp_path: Path) -> None:
     _, trials, _ = searched(request_of("fedrep", data), TWO._replace(view="post"), tmp_path)
-    kept = Store(tmp_path).find(trials[0].runs[0])
+    kept = Records(tmp_path, "tuning").find(trials[0].runs[0])
     assert kept is not None
     assert trials[0].score == kept.accuracy("post", "balanced") != kept.accuracy("pre", "balanced")
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_a_view_that_no_method_has_is_refused_before_anything_is_run(data: Path)
 
 
 def test_a_view_that_a_method_might_have_had_is_refused_after_the_first_run(data: Path, tmp_path: Path) -> None:
-    request, listener, store = request_of("fedrep", data), Listener(), Store(tmp_path)
+    request, listener, store = request_of("fedrep", data), Listener(), Records(tmp_path, "tuning")
     search = Search.of(request, THREE._replace(view="nope"))
     for _ in range(2):
         with pytest.raises(UserError, match=r"^`--view` got `nope`, .*; known are `pre`, `post`, `classifier_tuned`"):
@@ -168,7 +168,7 @@ def test_the_test_split_is_never_looked_at(tmp_path: Path) -> None:
     _, two, _ = searched(request_of("fedavg", other, settings), TWO, tmp_path / "two")
     assert [trial.accuracies for trial in one] == [trial.accuracies for trial in two]
     for trial in one:
-        kept = Store(tmp_path / "one").find(trial.runs[0])
+        kept = Records(tmp_path / "one", "tuning").find(trial.runs[0])
         assert kept is not None
         assert kept.config["evaluate_on"] == "validation"
 
@@ -177,9 +177,9 @@ def test_the_other_test_split_would_be_noticed(tmp_path: Path, monkeypatch: pyte
     """Or the test above would find nothing."""
     cells = Search.cells
 
-    def on_test(self: Search, number: int, settings: dict[str, float | None]) -> list[Cell]:
+    def on_test(self: Search, number: int, settings: dict[str, float | None]) -> list[StudyRun]:
         return [
-            Cell(cell.row, cell.column, cell.seed, cell.experiment.with_general(evaluate_on="test"))
+            StudyRun(cell.row, cell.column, cell.seed, cell.experiment.with_general(evaluate_on="test"))
             for cell in cells(self, number, settings)
         ]
 
@@ -227,19 +227,19 @@ class Impatient(Listener):
         super().__init__()
         self._at = at
 
-    def began(self, cell: str) -> Observer:
+    def started(self, cell: str) -> Observer:
         if cell == self._at:
             raise KeyboardInterrupt
         return super().began(cell)
 
 
 def test_a_search_that_was_stopped_goes_on_with_the_same_trials_and_runs_nothing_again(
-    done: tuple[Search, list[Trial], Store], data: Path, tmp_path: Path
+    done: tuple[Search, list[Trial], Records], data: Path, tmp_path: Path
 ) -> None:
     search, whole, _ = done
     first, begun = Impatient("s = 70/trial 1"), list[Trial]()
     with pytest.raises(KeyboardInterrupt):
-        begun.extend(run_trials(search, Store(tmp_path), request_of("fedrep", data).inputs, first))
+        begun.extend(run_trials(search, Records(tmp_path, "tuning"), request_of("fedrep", data).inputs, first))
     assert first.begun == ["s = 10/trial 0", "s = 70/trial 0", "s = 10/trial 1"]
     _, trials, second = searched(request_of("fedrep", data), THREE, tmp_path)
     assert second.begun == ["s = 70/trial 1", "s = 10/trial 2", "s = 70/trial 2"]
@@ -248,7 +248,7 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_trials_and_runs_nothing
     assert (trials, third.begun) == (whole, [])
 
 
-def test_more_trials_begin_with_the_same_ones(done: tuple[Search, list[Trial], Store], data: Path) -> None:
+def test_more_trials_begin_with_the_same_ones(done: tuple[Search, list[Trial], Records], data: Path) -> None:
     _, whole, store = done
     _, trials, listener = searched(request_of("fedrep", data), THREE._replace(trials=4), store.folder)
     assert trials[:3] == whole
@@ -271,7 +271,7 @@ def test_a_run_that_another_process_has_is_waited_for(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAUSE", 0.0)
-    request, store = request_of("fedavg", data), Store(tmp_path)
+    request, store = request_of("fedavg", data), Records(tmp_path, "tuning")
     search = Search.of(request, Asked(trials=1))
     busy = search.cells(0, search.start)[0]
     listener = Colleague(store.claim(busy.name))
@@ -319,6 +319,6 @@ def test_a_run_that_fails_ends_the_search_in_a_sentence(
     def fail(*arguments: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(sweep, "_train", fail)
+    monkeypatch.setattr(study_run, "_train", fail)
     with pytest.raises(UserError, match=r"^`s = 10/trial 0` could not be run: out of memory$"):
         searched(request_of("fedavg", data), TWO, tmp_path)

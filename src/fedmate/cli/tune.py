@@ -18,7 +18,7 @@ from fedmate.storage import BusyError
 
 if TYPE_CHECKING:
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.studies.store import Store
+    from fedmate.studies.records import Records
     from fedmate.tune.search import Search, Trial
 
 MARK = ".fedmate-tune"
@@ -63,7 +63,7 @@ def tune(
     from fedmate.experiment.config import load_file
     from fedmate.experiment.prepare import Request
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.studies.store import Store
+    from fedmate.studies.records import Records
     from fedmate.tune.outcome import preset_of
     from fedmate.tune.presets import check_presets, may_have_presets
     from fedmate.tune.search import Asked, Search, check_optuna
@@ -73,7 +73,7 @@ def tune(
     request = Request(base, [method], dataset, read_settings(set_, skip_bad), given)
     search = Search.of(request, Asked(trials, _numbers(shares), seeds, view))
     folder = out or Path("tuned") / f"{method}-{search.experiment.dataset.name}"
-    place = Store(store or folder)
+    place = Records(store or folder, "tuning")
     _check_folder(folder)
     if write is not None:
         check_presets(write, search.experiment.dataset.name)
@@ -102,10 +102,10 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"`--out` got `{folder}`, which holds other things; name a new folder, or that of a search.")
 
 
-def _check_store(store: Store) -> None:
+def _check_store(store: Records) -> None:
     """Refuse a folder in which no runs can be kept."""
     with _usable("--store", store.folder):
-        for folder in (store.cells, store.folder / "runs"):
+        for folder in (store.path.parent, store.folder / "runs"):
             storage.make_folder(folder)
         with suppress(BusyError), store.claim("presets"):
             pass
@@ -132,7 +132,7 @@ def _usable(option: str, folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _search(console: Console, search: Search, store: Store, given: UserInputs) -> list[Trial]:
+def _search(console: Console, search: Search, store: Records, given: UserInputs) -> list[Trial]:
     """Run the trials, a line each."""
     from fedmate.tune.search import run_trials
     from fedmate.tune.telling import Told, describe
@@ -164,7 +164,7 @@ def _save(console: Console, search: Search, done: list[Trial], folder: Path) -> 
     console.out(f"{said} To run the best: fedmate run {best}", highlight=False)
 
 
-def _give_preset(console: Console, entry: str, store: Store, write: Path | None) -> None:
+def _give_preset(console: Console, entry: str, store: Records, write: Path | None) -> None:
     """Put the preset into a file, or show it."""
     from fedmate.tune.presets import write_preset
 

@@ -60,13 +60,17 @@ def _tradeoff(group: Group, setting: StudySetting) -> Picture | None:
         seen.add(names)
     several = sorted({one.own.seeds for one in found if one.own.seeds > 1})
     alone = replace(results, runs=[run for run in results.runs if run.setting.key == setting.key])
-    return None if not found else Tradeoff(
-        file_name(f"tradeoff{group.suffix}", setting),
-        title_of(alone, f"balanced and own accuracy{group.which}"),
-        Plane(panel_title(setting), spots),
-        ("accuracy (%), balanced test", "accuracy (%), own test"),
-        "Pareto front",
-        f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
+    return (
+        None
+        if not found
+        else Tradeoff(
+            file_name(f"tradeoff{group.suffix}", setting),
+            title_of(alone, f"balanced and own accuracy{group.which}"),
+            Plane(panel_title(setting), spots),
+            ("accuracy (%), balanced test", "accuracy (%), own test"),
+            "Pareto front",
+            f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
+        )
     )
 
 
@@ -76,9 +80,7 @@ def to_draw(results: Results, method: StudyMethod, setting: StudySetting) -> lis
     return [one for one in runs if one.diverged_in is None] or runs
 
 
-def line(
-    results: Results, method: StudyMethod, setting: StudySetting, figures: Mapping[int, Figure | None]
-) -> Series:
+def line(results: Results, method: StudyMethod, setting: StudySetting, figures: Mapping[int, Figure | None]) -> Series:
     """Return the line of a method, which has the same look in all plots of a study."""
     number, label = _look(results, method)
     diverged = ", diverged" if all(one.diverged_in is not None for one in results.finished(method, setting)) else ""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, final
 
 from fedmate import storage
 from fedmate.errors import UserError
-from fedmate.experiment.config import NAMED_SECTIONS, Experiment, ConfigSource, flat, resolve
+from fedmate.experiment.config import NAMED_SECTIONS, ConfigSource, Experiment, flat, resolve
 from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
 
@@ -160,7 +160,9 @@ class Records:
             storage.make_folder(path.parent)
             return storage.Lock(path)
         except OSError as error:
-            raise UserError(f"`{path}` cannot be locked ({error.strerror}); use a folder that can be written.") from None
+            raise UserError(
+                f"`{path}` cannot be locked ({error.strerror}); use a folder that can be written."
+            ) from None
 
     def is_claimed(self, name: str) -> bool:
         """Tell whether a process has taken a run."""
@@ -232,10 +234,15 @@ def name_of(config: Mapping[str, Any]) -> str:
     kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
     usual = _usual(*(config[section]["name"] for section in NAMED_SECTIONS))
     # Options at their defaults are left out, so that an option that comes later changes no name.
-    given = {key: value for key, value in flat(config).items() if key not in EXECUTION and usual.get(key) != value}
+    given = {
+        # A file may say 0 for 0.0.
+        key: float(value) if type(value) is int else value
+        for key, value in flat(config).items()
+        if key not in EXECUTION and usual.get(key) != value
+    }
     names = {section: config[section]["name"] for section in NAMED_SECTIONS}
     digest = hashlib.sha256(json.dumps([names, given], sort_keys=True).encode()).hexdigest()[:12]
-    own = [f"{key}_{_word(value)}" for key, value in method.items() if f"method.{key}" in given]
+    own = [f"{key}_{_word(value)}" for key, value in sorted(method.items()) if f"method.{key}" in given]
     words = "-".join([method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}"])
     # Names are names of folders, too.
     return re.sub(r"[^A-Za-z0-9._-]", "_", words)[:120] + f"-{digest}"

@@ -22,11 +22,11 @@ import torch
 
 from fedmate.experiment.build import Built
 from fedmate.experiment.config import ConfigSource
-from fedmate.experiment.user_inputs import UserInputs
 from fedmate.experiment.prepare import Request, new_runs, resumed_runs
 from fedmate.experiment.prepare import run_all as run_prepared
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
 from fedmate.storage import BusyError
 from fedmate.studies.records import Records, summarise
 from fedmate.studies.study import StudyRun
@@ -116,20 +116,24 @@ def run_and_wait(work: Work, watcher: Watcher, jobs: int = 1) -> None:
 
 def _run(work: Work, run: StudyRun, watcher: Watcher) -> None:
     observer, start = watcher.started(run.label), time.perf_counter()
-    folder = work.records.run_folder(run.name)
-    request = Request(inputs=work.inputs)
     try:
-        new = request._replace(base=ConfigSource(run.key, tomllib.loads(run.experiment.to_toml())))
-        with resumed_runs(request, folder) if folder.exists() else new_runs(new, folder) as jobs:
-            for note in jobs[0].notes:
-                observer.warned(note)
-            # A run that diverges is finished, too: its record tells.
-            run_prepared(jobs, lambda: observer)
-        work.records.add([summarise(Record(folder))])
+        _train(work, run, observer)
     except Exception as error:  # A mistake in one method must not cost the other runs.
         watcher.failed(run.label, str(error) or type(error).__name__)
     else:
         watcher.ended(run.label, time.perf_counter() - start)
+
+
+def _train(work: Work, run: StudyRun, observer: Observer) -> None:
+    """Begin a run, or continue it, and put it on record."""
+    folder, request = work.records.run_folder(run.name), Request(inputs=work.inputs)
+    new = request._replace(base=ConfigSource(run.key, tomllib.loads(run.experiment.to_toml())))
+    with resumed_runs(request, folder) if folder.exists() else new_runs(new, folder) as jobs:
+        for note in jobs[0].notes:
+            observer.warned(note)
+        # A run that diverges is finished, too: its record tells.
+        run_prepared(jobs, lambda: observer)
+    work.records.add([summarise(Record(folder))])
 
 
 # -------------------- several processes

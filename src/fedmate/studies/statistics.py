@@ -220,9 +220,9 @@ class Results:
         for name, settings in by_method.items():
             by_settings.setdefault(tuple(settings), []).append(name)
         texts = []
-        for settings, names in by_settings.items():
+        for places, names in by_settings.items():
             everyone = len(names) > 1 and {*names} == {method.name for method in self.methods}
-            where = "" if {*settings} >= {one.name for one in self.settings} else f" ({'; '.join(settings)})"
+            where = "" if {*places} >= {one.name for one in self.settings} else f" ({'; '.join(places)})"
             texts.append(("all methods" if everyone else _listed(names)) + where)
         return "; ".join(texts)
 
@@ -235,7 +235,11 @@ class Results:
                 partitions.setdefault((run.setting.key, run.seed), set()).add(one.summary["partition_sha256"])
                 data.setdefault(run.setting.key, set()).add(one.content.get("data_sha256", ""))
         return [
-            *(f"{key}, seed {seed}: methods had different samples" for (key, seed), n in partitions.items() if len(n) > 1),
+            *(
+                f"{key}, seed {seed}: methods had different samples"
+                for (key, seed), n in partitions.items()
+                if len(n) > 1
+            ),
             *(f"{key}: runs had different data" for key, digests in data.items() if len(digests - {""}) > 1),
         ]
 

@@ -26,7 +26,7 @@ from fedmate.core.options import options_of
 from fedmate.data import DATASETS
 from fedmate.data.paths import data_folder
 from fedmate.errors import UserError, closest
-from fedmate.experiment.config import DEFAULT_NAMES, Experiment, ConfigSource, Values, resolve
+from fedmate.experiment.config import DEFAULT_NAMES, ConfigSource, Experiment, Values, resolve
 from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.methods import METHODS
 from fedmate.studies.records import run_name
@@ -179,9 +179,8 @@ class Study:
         whole = [*(f"{one.key}/*" for one in self.settings), *(f"*/{one.key}" for one in self.methods)]
         for pattern in patterns:
             if not any(fnmatchcase(key, pattern) for key in keys):
-                settings, methods = (", ".join(f"`{one.key}`" for one in kind) for kind in (self.settings, self.methods))
-                close = closest(pattern, [*keys, *whole])
-                hint = f"did you mean `{close}`?" if close else f"settings are {settings}, methods {methods}."
+                close, known = closest(pattern, [*keys, *whole]), ", ".join(f"`{key}`" for key in keys)
+                hint = f"did you mean `{close}`?" if close else f"known are {known}."
                 raise UserError(f"`--only` got `{pattern}`, which fits no `SETTING/METHOD`; {hint}")
 
     def check(self) -> None:

@@ -33,11 +33,9 @@ class Place(NamedTuple):
 def tables(results: Results) -> list[Sheet]:
     """Return all tables of a study."""
     settings = results.settings
-    reference = next((one for one in results.methods if one.key == results.study.reference), None)
-    compared = [] if reference is None else [s for s in settings if results.names(reference, s)]
     return [
         accuracy(results),
-        *(_differences(results, setting, reference) for setting in compared if reference is not None),
+        *differences(results),
         *(tradeoff(group, setting) for setting in settings for group in results.comparable(setting)),
         *(views(results, setting) for setting in settings),
     ]
@@ -83,7 +81,7 @@ def accuracy(results: Results) -> Sheet:
     bold = set[tuple[int, int]]()
     for setting in results.settings:
         places = [Place(method, setting, method.view, setting.test) for method in results.methods]
-        block = {"accuracy": [cell(results, place) for place in places]}
+        block: dict[str, Sequence[str]] = {"accuracy": [cell(results, place) for place in places]}
         if is_published(results, setting):
             block = _beside_published(results, setting, block.pop("accuracy"))
         bold |= {(i, len(head) + [*block].index("accuracy")) for i in _best(results, places)}
@@ -153,6 +151,14 @@ def _views_of(results: Results, method: StudyMethod, setting: StudySetting) -> l
 
 
 # -------------------- differences, seed by seed
+
+
+def differences(results: Results) -> list[Sheet]:
+    """Return for each setting how far every method is above the `reference` of the study; nothing without one."""
+    reference = next((one for one in results.methods if one.key == results.study.reference), None)
+    if reference is None:
+        return []
+    return [_differences(results, s, reference) for s in results.settings if results.names(reference, s)]
 
 
 def _differences(results: Results, setting: StudySetting, reference: StudyMethod) -> Sheet:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from fedmate import storage
 from fedmate.methods import METHODS
 from fedmate.report.sheets import Sheet, to_csv
-from fedmate.studies.kept import Kept, command_of
-from fedmate.studies.store import Store
+from fedmate.studies.records import Records, RunSummary, command_of
 from fedmate.tune.search import TRIALS, Search, Trial, ranked
 
 SAID = re.compile(r"# Trial \d+ of `(?P<command>.*)`: (?P<score>[\d.]+) % on validation samples\.\n")
@@ -51,7 +50,7 @@ def sheet_of(search: Search, trials: Sequence[Trial]) -> Sheet:
     )
 
 
-def preset_of(search: Search, trials: Sequence[Trial], store: Store) -> str:
+def preset_of(search: Search, trials: Sequence[Trial], store: Records) -> str:
     """Return the best trial as an entry of a file of presets: `experiment.tuned` says what is in one."""
     best, first = ranked(trials)[0], trials[0]
     experiment = search.experiment
@@ -144,7 +143,7 @@ def _key(name: str) -> str:
     return name if name.replace("-", "_").isidentifier() and name.isascii() else _toml(name)
 
 
-def _kept(store: Store, name: str) -> Kept:
+def _kept(store: Records, name: str) -> RunSummary:
     kept = store.find(name)
     assert kept is not None, f"{name} was there a moment ago"
     return kept

@@ -22,7 +22,7 @@ from fedmate.errors import UserError
 from fedmate.experiment.config import load_file
 from fedmate.experiment.tuned import check_entries
 from fedmate.storage import BusyError
-from fedmate.studies.store import Store
+from fedmate.studies.records import Records
 
 PAUSE = 0.1
 """Seconds between two attempts to have one's turn."""
@@ -66,7 +66,7 @@ def may_have_presets(dataset: str) -> bool:
     return dataset != "given" and "path" not in options_of(DATASETS[dataset])
 
 
-def write_preset(path: Path, entry: str, store: Store) -> None:
+def write_preset(path: Path, entry: str, store: Records) -> None:
     """Put an entry in, in the place of the one that it is newer than, if there is one.
 
     Searches that share a store do so one after the other: none loses what another has put in.
@@ -76,7 +76,7 @@ def write_preset(path: Path, entry: str, store: Store) -> None:
 
 
 @contextmanager
-def _turn(store: Store) -> Iterator[None]:
+def _turn(store: Records) -> Iterator[None]:
     while True:
         try:
             claim = store.claim("presets")

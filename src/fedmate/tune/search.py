@@ -25,9 +25,9 @@ from fedmate.experiment.run import Observer
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.experiment.values import NONE
 from fedmate.methods import METHODS
-from fedmate.studies.grid import Cell, Column, Row
-from fedmate.studies.store import Store
-from fedmate.studies.sweep import Watcher, Work, sweep
+from fedmate.studies.records import Records
+from fedmate.studies.run import Watcher, Work, run_all
+from fedmate.studies.study import StudyMethod, StudyRun, StudySetting
 from fedmate.tune.space import Dimension, space_of, spread, two_digits
 
 if TYPE_CHECKING:
@@ -138,22 +138,22 @@ class Search:
         """Return the experiment with other settings."""
         return _over(self.experiment, [_layer(settings)])
 
-    def cells(self, number: int, settings: Mapping[str, float | None]) -> list[Cell]:
+    def cells(self, number: int, settings: Mapping[str, float | None]) -> list[StudyRun]:
         """Return the runs of a trial, each of them evaluated on validation samples, and once, at its end."""
-        row = Row(f"trial {number}", f"trial {number}", self.view, {}, {})
+        row = StudyMethod(f"trial {number}", f"trial {number}", self.view, {}, {})
         once = {"evaluate_on": "validation", "eval_every": self.experiment.general.rounds}
         cells = []
         for run in self.runs:
             experiment = _over(
                 self.experiment, [_layer(settings), ConfigSource(run.name, run.values), ConfigSource("tuning", once)]
             )
-            column = Column(run.name, run.name, TEST, run.values)
+            column = StudySetting(run.name, run.name, TEST, run.values)
             # A run of several seeds says in its name which it is.
-            cells.append(Cell(row, column, 0, experiment))
+            cells.append(StudyRun(row, column, 0, experiment))
         return cells
 
 
-def run_trials(search: Search, store: Store, given: UserInputs, watcher: Watcher) -> Iterator[Trial]:
+def run_trials(search: Search, store: Records, given: UserInputs, watcher: Watcher) -> Iterator[Trial]:
     """Yield the trials of a search as they are finished; runs that the store has are not run again."""
     from optuna.distributions import BaseDistribution, FloatDistribution
 
@@ -165,7 +165,7 @@ def run_trials(search: Search, store: Store, given: UserInputs, watcher: Watcher
         proposed = study.ask(ranges)
         settings = {key: two_digits(value) for key, value in proposed.params.items()} if number else search.start
         cells = search.cells(number, settings)
-        _finish(Work(cells, (), store, given), watcher)
+        _finish(Work(cells, store, given), watcher)
         names = [cell.name for cell in cells]
         trial = Trial(number, settings, names, [_accuracy(store, name, search.view) for name in names])
         study.tell(proposed, trial.score or 0.0)
@@ -245,7 +245,7 @@ def _finish(work: Work, watcher: Watcher) -> None:
     relay, waited = _Relay(watcher, work), False
     _check_views(work)
     while work.left():
-        sweep(work, relay)
+        run_all(work, relay)
         if relay.failure is not None:
             raise UserError(relay.failure)
         left = [cell.key for cell in work.left()]
@@ -258,14 +258,14 @@ def _finish(work: Work, watcher: Watcher) -> None:
 
 def _check_views(work: Work) -> None:
     """Refuse a view that the runs that are finished do not have, before another is run for it."""
-    for cell in work.cells:
-        kept, view = work.store.find(cell.name), cell.row.view
+    for cell in work.runs:
+        kept, view = work.records.find(cell.name), cell.method.view
         if kept is not None and kept.diverged_in is None and view not in kept.views:
             known = ", ".join(f"`{one}`" for one in kept.views)
             raise UserError(f"`--view` got `{view}`, which the method does not have; known are {known}.")
 
 
-def _accuracy(store: Store, name: str, view: str) -> float | None:
+def _accuracy(store: Records, name: str, view: str) -> float | None:
     """Return what a run came to; `None` if it diverged."""
     kept = store.find(name)
     if kept is None:
@@ -281,8 +281,8 @@ class _Relay(Watcher):
         self._watcher, self._work = watcher, work
         self.failure: str | None = None
 
-    def began(self, cell: str) -> Observer:
-        return self._watcher.began(cell)
+    def started(self, cell: str) -> Observer:
+        return self._watcher.started(cell)
 
     def ended(self, cell: str, seconds: float) -> None:
         self._watcher.ended(cell, seconds)

@@ -12,7 +12,7 @@ from rich.status import Status
 from fedmate.experiment.build import Built
 from fedmate.experiment.run import Observer
 from fedmate.report.sheets import plain
-from fedmate.studies.sweep import Watcher
+from fedmate.studies.run import Watcher
 from fedmate.tune.outcome import number, short
 from fedmate.tune.search import Search, Trial
 
@@ -61,7 +61,7 @@ class Told(Watcher):
         score = "diverged" if trial.score is None else f"{trial.score:.2f} %"
         self._console.out(f"trial {trial.number} ({trial.number + 1}/{of}{own}): {settings}: {score}", highlight=False)
 
-    def began(self, cell: str) -> Observer:
+    def started(self, cell: str) -> Observer:
         """Show its rounds."""
         return _Rounds(self, cell)
 
