@@ -356,12 +356,16 @@ def tables(folder: Path, name: str) -> Result:
     if (tree / "results" / "cells").is_dir():
         (folder / "cells").symlink_to(tree / "results" / "cells")
         command("reproduce", name, "--show", "--out", folder)
-    elif (tree / "paper" / f"{name}.toml").is_file():
-        return Result(skipped="`fedmate compare` is not known to this script yet")
+        rows = columns((folder / name / "figures.csv").read_text())
+        wanted = ["column", "row", "method", "paper"]
+    elif (tree / "paper" / "records").is_dir():
+        (folder / "records").symlink_to(tree / "paper" / "records")
+        command("compare", tree / "paper" / f"{name}.toml", "--show", "--out", folder)
+        rows = columns((folder / "tables" / name / "figures.csv").read_text())
+        wanted = ["setting", "method", "algorithm", "published"]
     else:
         return Result(skipped=f"{tree} holds no records")
-    rows = columns((folder / name / "figures.csv").read_text())
-    wanted = ("column", "row", "method", "view", "test", "mean", "std", "seeds", "paper", "difference")
+    wanted += ["view", "test", "mean", "std", "seeds", "difference"]
     return Result({"rows": sorted(zip(*(map(str, rows[key]) for key in wanted), strict=True))})
 
 

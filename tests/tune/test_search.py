@@ -72,7 +72,7 @@ def test_proposals_follow_the_scores(data: Path, tmp_path: Path, monkeypatch: py
     rates: dict[str, float] = {}
 
     def finish(work: Work, watcher: Watcher) -> None:
-        rates.update({cell.name: cell.experiment.training.learning_rate for cell in work.cells})
+        rates.update({cell.name: cell.experiment.training.learning_rate for cell in work.runs})
 
     monkeypatch.setattr(module, "_finish", finish)
     monkeypatch.setattr(module, "_accuracy", lambda store, name, view: 1000 * rates[name])

@@ -35,7 +35,7 @@ def save(results: Results, out: Path) -> Saved:
         forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(sheet)}
         for suffix, text in forms.items():
             storage.replace(folder / f"{sheet.name}{suffix}", text.encode())
-    storage.replace(folder / "figures.csv", to_frame(results).to_csv(index=False).encode())
+    storage.replace(folder / "figures.csv", to_frame(results).to_csv(index=False, float_format="%.2f").encode())
     files = [*(sheet.name for sheet in sheets), "figures"]
     if importlib.util.find_spec("matplotlib") is None:
         notes.append("there are no plots without matplotlib; install it with `pip install 'fedmate[plots]'`.")

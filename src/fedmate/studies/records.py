@@ -173,6 +173,8 @@ class Records:
                 return False
         except storage.BusyError:
             return True
+        except UserError:
+            return False
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedmate.errors import UserError
 from fedmate.experiment.build import Built
 from fedmate.experiment.config import ConfigSource
 from fedmate.experiment.prepare import Request, new_runs, resumed_runs
@@ -87,6 +88,10 @@ def run_all(work: Work, watcher: Watcher) -> None:
             try:
                 claim = work.records.claim(run.name)
             except BusyError:
+                continue
+            except UserError as error:
+                tried.add(run.name)
+                watcher.failed(run.label, str(error))
                 continue
             tried.add(run.name)
             with claim:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fedmate.studies.grid import Cell, Grid, Wanted
-from fedmate.studies.measures import MEASURES
-from fedmate.studies.presentation import SHOWS
-from fedmate.studies.reading import load_grid, names
 from numpy.typing import NDArray
+from paper.__main__ import PAGES
 
 from fedmate.core.options import options_of
 from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.experiment.partitioning import split_samples
 from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.methods import METHODS
+from fedmate.studies.study import Choice, Study, StudyRun
+from fedmate.studies.study_file import load_study
 
+PAPER = Path(__file__).parents[2] / "paper"
 NAMES = [
     *("ablation", "adaptability", "classwise", "components", "convergence", "cost", "distributions", "generalization"),
     *("lambda_c", "lambda_e", "prototypes", "redundancy", "time_to_accuracy", "transmission"),
@@ -72,18 +73,18 @@ VARIANTS: dict[str, dict[str, Variant]] = {
 
 
 @cache
-def grid_of(name: str) -> Grid:
-    return load_grid(name)
+def study_of(name: str) -> Study:
+    return load_study(PAPER / f"{name}.toml")
 
 
 @cache
-def cells_of(name: str, quick: bool = False) -> dict[str, Cell]:
-    return {cell.key: cell for cell in grid_of(name).cells(Wanted(quick=quick))}
+def runs_of(name: str, quick: bool = False) -> dict[str, StudyRun]:
+    return {cell.key: cell for cell in study_of(name).runs(Choice(quick=quick))}
 
 
 def paper(name: str) -> dict[tuple[str, str], float]:
     """Return the published figures of an experiment, by column and row."""
-    return {(column, row.key): figure for row in grid_of(name).rows for column, figure in row.paper.items()}
+    return {(column, row.key): figure for row in study_of(name).methods for column, figure in row.published.items()}
 
 
 def unusual(method: str, options: dict[str, Any]) -> Variant:
@@ -92,11 +93,11 @@ def unusual(method: str, options: dict[str, Any]) -> Variant:
     return method, {key: value for key, value in options.items() if known[key].default != value}
 
 
-def variant(cell: Cell) -> Variant:
+def variant(cell: StudyRun) -> Variant:
     return unusual(cell.experiment.method.name, cell.experiment.method.options)
 
 
-def counts(cell: Cell, labels: NDArray[np.int64], groups: tuple[tuple[int, ...], ...] = ()) -> NDArray[np.int64]:
+def counts(cell: StudyRun, labels: NDArray[np.int64], groups: tuple[tuple[int, ...], ...] = ()) -> NDArray[np.int64]:
     """Return how many samples of each class the clients of a cell get, `[clients, classes]`."""
     partition = PARTITIONS[cell.experiment.partition.name](**cell.experiment.partition.options)
     classes = int(labels.max()) + 1
@@ -105,31 +106,15 @@ def counts(cell: Cell, labels: NDArray[np.int64], groups: tuple[tuple[int, ...],
 
 
 def test_every_table_and_figure_is_there() -> None:
-    assert names() == EVERY
+    assert sorted(path.stem for path in PAPER.glob("*.toml")) == EVERY
+    assert sorted(PAGES) == EVERY
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_cell_resolves_in_full_and_cut_short(name: str) -> None:
-    full, quick = cells_of(name), cells_of(name, quick=True)
+    full, quick = runs_of(name), runs_of(name, quick=True)
     assert full.keys() == quick.keys()
-    assert len(full) == len(grid_of(name).rows) * len(grid_of(name).columns)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_what_is_shown_and_measured_exists(name: str) -> None:
-    assert set(grid_of(name).shows) <= set(SHOWS)
-    assert set(grid_of(name).measures) <= set(MEASURES)
-    assert grid_of(name).title
-    assert ("ECAI 2025" in grid_of(name).source) == (name in NAMES)
-
-
-def test_what_is_only_dealt_is_never_taken_for_a_finished_run() -> None:
-    assert [name for name in EVERY if not grid_of(name).trains] == ["distributions"]
-    # The rounds are a part of a cell's name.
-    for quick in (False, True):
-        assert {cell.experiment.general.rounds for cell in cells_of("distributions", quick).values()} == {1}
-        rounds = {cell.experiment.general.rounds for name in TRAINED for cell in cells_of(name, quick).values()}
-        assert 1 not in rounds
+    assert len(full) == len(study_of(name).methods) * len(study_of(name).settings)
 
 
 # ---- the published figures ----
@@ -192,15 +177,15 @@ def test_fedmates_row_is_that_of_table_1(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_have_the_view_that_was_published(name: str) -> None:
-    for row in grid_of(name).rows:
+    for row in study_of(name).methods:
         expected = "post" if row.key in ("backbone", "holdings") else VIEWS.get(row.key, "pre")
         assert row.view == expected, row.key
 
 
 def test_a_calibrated_row_differs_from_another_in_that_alone() -> None:
-    cells = cells_of("harmony")
+    cells = runs_of("harmony")
     calibrated = [key for key in cells if key.endswith("_calibrated")]
-    assert len(calibrated) == 6 * len(grid_of("harmony").columns)
+    assert len(calibrated) == 6 * len(study_of("harmony").settings)
     for key in calibrated:
         one, other = cells[key].experiment, cells[key.removesuffix("_calibrated")].experiment
         assert one.method.options == {**other.method.options, "calibration": 1.0}
@@ -208,7 +193,7 @@ def test_a_calibrated_row_differs_from_another_in_that_alone() -> None:
 
 
 def test_harmony_shares_its_pathological_runs_with_adaptability() -> None:
-    ours, theirs = cells_of("harmony"), cells_of("adaptability")
+    ours, theirs = runs_of("harmony"), runs_of("adaptability")
     for column in ("cifar10_pathological", "cifar100_pathological"):
         for row in ("local", "fedrep", "fedpac", "fedmate", "fedavg"):
             assert ours[f"{column}/{row}"].name == theirs[f"{column}/{row}"].name
@@ -217,13 +202,13 @@ def test_harmony_shares_its_pathological_runs_with_adaptability() -> None:
 def test_fedmate_plus_is_reached_step_by_step() -> None:
     """The rows of `beyond` between FedMate and FedMate+ add its defaults one by one."""
     rows = ("rate", "still", "plus")
-    rate, still, plus = (cells_of("beyond")[f"cifar10_s10/{row}"].experiment.method.options for row in rows)
+    rate, still, plus = (runs_of("beyond")[f"cifar10_s10/{row}"].experiment.method.options for row in rows)
     assert {key for key in plus if rate[key] != still[key]} == {"calibration", "classifier_start"}
     assert {key for key in plus if still[key] != plus[key]} == {"server_momentum"}
 
 
 def test_the_test_is_the_papers() -> None:
-    own = {(name, column.key) for name in NAMES for column in grid_of(name).columns if column.test == "own"}
+    own = {(name, column.key) for name in NAMES for column in study_of(name).settings if column.test == "own"}
     assert own == {
         *(("adaptability", f"{name}_pathological") for name in ("cifar10", "cinic10", "cifar100")),
         *((name, "cinic10_pathological") for name in ("time_to_accuracy", "transmission")),
@@ -237,9 +222,9 @@ SMALL = "small_"
 """How columns of `beyond` and `harmony` begin that are for machines without a GPU."""
 
 
-def in_full(name: str) -> list[Cell]:
+def in_full(name: str) -> list[StudyRun]:
     """Return the cells that are run as the paper ran its own."""
-    return [cell for cell in cells_of(name).values() if not cell.column.key.startswith(SMALL)]
+    return [cell for cell in runs_of(name).values() if not cell.setting.key.startswith(SMALL)]
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -271,9 +256,9 @@ def test_network_rate_and_samples_are_those_of_the_data_set(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["beyond", "harmony"])
 def test_what_is_small_is_so_for_all_rows_and_asks_no_test_split(name: str) -> None:
-    full, deals = cells_of(name), cells_of("harmony")
+    full, deals = runs_of(name), runs_of("harmony")
     cells = {key: cell.experiment for key, cell in full.items() if key.startswith(SMALL)}
-    assert len(cells) == 2 * len(grid_of(name).rows)
+    assert len(cells) == 2 * len(study_of(name).methods)
     for key, small in cells.items():
         column, _, row = key.partition("/")
         usual = full[f"cifar10_s10/{row}"].experiment
@@ -286,8 +271,8 @@ def test_what_is_small_is_so_for_all_rows_and_asks_no_test_split(name: str) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_is_dealt_as_its_key_says(name: str) -> None:
-    for cell in cells_of(name).values():
-        dataset, _, kind = cell.column.key.partition("_")
+    for cell in runs_of(name).values():
+        dataset, _, kind = cell.setting.key.partition("_")
         partition = cell.experiment.partition
         assert cell.experiment.dataset.name == dataset
         if kind == "pathological":
@@ -302,7 +287,7 @@ def test_a_column_is_dealt_as_its_key_says(name: str) -> None:
 
 @pytest.mark.parametrize(("share", "dominant", "other"), [(10, 186, 6), (30, 158, 18), (50, 130, 30), (70, 102, 42)])
 def test_clients_of_table_1_hold_what_the_protocol_says(share: int, dominant: int, other: int) -> None:
-    cell = cells_of("generalization")[f"cifar10_s{share}/fedmate"]
+    cell = runs_of("generalization")[f"cifar10_s{share}/fedmate"]
     held = counts(cell, np.repeat(np.arange(10), 5000))
     assert held.shape == (20, 10)
     assert {tuple(sorted(row)) for row in held.tolist()} == {(other,) * 7 + (dominant,) * 3}
@@ -316,13 +301,13 @@ def test_clients_of_table_1_hold_what_the_protocol_says(share: int, dominant: in
 def test_clients_of_table_2_hold_what_the_protocol_says(
     dataset: str, classes: int, samples: int, held: int, per_class: int
 ) -> None:
-    cell = cells_of("adaptability")[f"{dataset}_pathological/fedmate"]
+    cell = runs_of("adaptability")[f"{dataset}_pathological/fedmate"]
     dealt = counts(cell, np.repeat(np.arange(classes), samples // classes))
     assert {tuple(sorted(row)) for row in dealt.tolist()} == {(0,) * (classes - held) + (per_class,) * held}
 
 
 def test_redundancy_concerns_as_many_clients_as_the_paper_says() -> None:
-    shares = [column.values["partition"]["redundant_clients"] for column in grid_of("redundancy").columns]
+    shares = [column.values["partition"]["redundant_clients"] for column in study_of("redundancy").settings]
     assert [20 * share for share in shares] == [2, 5, 7, 10]
 
 
@@ -332,67 +317,67 @@ def test_redundancy_concerns_as_many_clients_as_the_paper_says() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_are_the_options_they_stand_for(name: str) -> None:
     expected = {row: unusual(*described) for row, described in VARIANTS[name].items()}
-    for column in grid_of(name).columns:
-        of_column = [cell for cell in cells_of(name).values() if cell.column.key == column.key]
-        assert {cell.row.key: variant(cell) for cell in of_column} == expected
+    for column in study_of(name).settings:
+        of_column = [cell for cell in runs_of(name).values() if cell.setting.key == column.key]
+        assert {cell.method.key: variant(cell) for cell in of_column} == expected
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name in NAMES and name not in VARIANTS])
 def test_methods_run_with_their_defaults(name: str) -> None:
-    for cell in cells_of(name).values():
-        assert variant(cell) == (cell.row.key.removeprefix("ft_"), {})
+    for cell in runs_of(name).values():
+        assert variant(cell) == (cell.method.key.removeprefix("ft_"), {})
 
 
 def test_every_method_is_in_the_main_table_and_in_that_of_costs() -> None:
     for name in ("generalization", "cost"):
-        assert {cell.experiment.method.name for cell in cells_of(name).values()} == set(METHODS.names()) - {
+        assert {cell.experiment.method.name for cell in runs_of(name).values()} == set(METHODS.names()) - {
             "fedmate_plus"
         }
 
 
 def test_prototypes_are_shown_of_the_papers_four() -> None:
-    assert [row.key for row in grid_of("prototypes").rows] == ["fedfa", "fedpac", "fedproto", "fedmate"]
+    assert [row.key for row in study_of("prototypes").methods] == ["fedfa", "fedpac", "fedproto", "fedmate"]
 
 
 # ---- runs that are shared, data sets that stand in, rounds that are looked at ----
 
 
 def test_the_same_run_has_the_same_name_in_every_file() -> None:
-    main = cells_of("generalization")
+    main = runs_of("generalization")
     for column in TABLE_1:
-        assert cells_of("ablation")[f"{column}/fedmate"].name == main[f"{column}/fedmate"].name
-        assert cells_of("ablation")[f"{column}/backbone"].name == main[f"{column}/fedrep"].name
+        assert runs_of("ablation")[f"{column}/fedmate"].name == main[f"{column}/fedmate"].name
+        assert runs_of("ablation")[f"{column}/backbone"].name == main[f"{column}/fedrep"].name
         assert main[f"{column}/fedavg"].name == main[f"{column}/ft_fedavg"].name
     for column in ("cifar10_s70", "cinic10_s70", "emnist_s70"):
-        assert cells_of("components")[f"{column}/fedmate"].name == main[f"{column}/fedmate"].name
-        assert cells_of("components")[f"{column}/backbone"].name == main[f"{column}/fedrep"].name
-    assert cells_of("lambda_e")["cinic10_s70/0.8"].name == main["cinic10_s70/fedmate"].name
-    assert cells_of("lambda_c")["cinic10_s70/0.6"].name == main["cinic10_s70/fedmate"].name
-    for row in grid_of("cost").rows:
-        assert cells_of("cost")[f"cifar10_s70/{row.key}"].name == main[f"cifar10_s70/{row.key}"].name
+        assert runs_of("components")[f"{column}/fedmate"].name == main[f"{column}/fedmate"].name
+        assert runs_of("components")[f"{column}/backbone"].name == main[f"{column}/fedrep"].name
+    assert runs_of("lambda_e")["cinic10_s70/0.8"].name == main["cinic10_s70/fedmate"].name
+    assert runs_of("lambda_c")["cinic10_s70/0.6"].name == main["cinic10_s70/fedmate"].name
+    for row in study_of("cost").methods:
+        assert runs_of("cost")[f"cifar10_s70/{row.key}"].name == main[f"cifar10_s70/{row.key}"].name
 
 
 def test_what_stands_in_is_the_same_run_too() -> None:
-    main = cells_of("generalization")["cifar10_s70/fedmate"].name
+    main = runs_of("generalization")["cifar10_s70/fedmate"].name
     for name, row in (("lambda_e", "0.8"), ("lambda_c", "0.6")):
         assert stood_in(name, "cinic10_s70", row).name == main
     assert stood_in("components", "emnist_s70", "cci").experiment.partition.options["examples"] == 320
 
 
-def stood_in(name: str, column: str, row: str) -> Cell:
+def stood_in(name: str, column: str, row: str) -> StudyRun:
     """Return a cell with the first data set that may stand in."""
-    grid = grid_of(name)
-    (chosen,) = (one for one in grid.columns if one.key == column)
+    grid = study_of(name)
+    (chosen,) = (one for one in grid.settings if one.key == column)
     _, first = chosen.candidates(quick=False)
-    (cell,) = replace(grid, columns=(first,)).cells(Wanted(patterns=[f"*/{row}"]))
+    (cell,) = replace(grid, settings=(first,)).runs(Choice(only=[f"*/{row}"]))
     return cell
 
 
 def test_a_data_set_stands_in_only_where_it_is_not_in_the_table_itself() -> None:
     emnist, cifar10 = {"name": "emnist", "split": "balanced"}, {"name": "cifar10"}
     for name in NAMES:
-        datasets = [column.dataset["name"] for column in grid_of(name).columns]
-        for column in grid_of(name).columns:
+        datasets = [column.dataset["name"] for column in study_of(name).settings]
+        for column in study_of(name).settings:
             missing = column.dataset["name"] in ("cinic10", "animal10") and "cifar10" not in datasets
             expected = [emnist] if column.dataset["name"] == "emnist" else [cifar10] if missing else []
             assert list(column.stand_ins) == expected, (name, column.key)
@@ -401,9 +386,9 @@ def test_a_data_set_stands_in_only_where_it_is_not_in_the_table_itself() -> None
 def test_digits_can_stand_in_for_everything() -> None:
     dealt = set()
     for name in EVERY:
-        for column in grid_of(name).columns:
+        for column in study_of(name).settings:
             *_, last = column.candidates(quick=True)
-            (cell, *_) = replace(grid_of(name), columns=(last,)).cells(Wanted(quick=True))
+            (cell, *_) = replace(study_of(name), settings=(last,)).runs(Choice(quick=True))
             assert cell.experiment.general.evaluate_on == "test"
             if (partition := str(cell.experiment.partition)) not in dealt:
                 dealt.add(partition)
@@ -414,14 +399,7 @@ def test_digits_can_stand_in_for_everything() -> None:
     assert len(dealt) > 10
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if "curves" in grid_of(name).shows])
-def test_curves_have_points_enough(name: str) -> None:
-    for quick, least in ((False, 20), (True, 5)):
-        for cell in cells_of(name, quick).values():
-            assert cell.experiment.general.rounds >= least * cell.experiment.general.eval_every
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_cut_short_is_short(name: str) -> None:
-    for cell in cells_of(name, quick=True).values():
+    for cell in runs_of(name, quick=True).values():
         assert 10 <= cell.experiment.general.rounds <= 24

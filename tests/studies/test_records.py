@@ -1,0 +1,154 @@
+"""Finished runs are recognised, added once, and never lost."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.studies.small import Run, study_of, summary_of
+
+from fedmate import storage
+from fedmate.errors import UserError
+from fedmate.experiment.config import parse_set, resolve
+from fedmate.studies.records import Records, RunSummary, command_of, name_of, rounded, run_name
+from fedmate.studies.study import Choice
+
+
+def summaries(folder: Path, mean: float = 50.0) -> list[RunSummary]:
+    runs = {run.name: run for run in study_of(folder).runs(Choice())}
+    return [summary_of(run, Run({"pre": (mean, 60.0)})) for run in runs.values()]
+
+
+def name(*settings: str) -> str:
+    return run_name(resolve([parse_set(settings)]))
+
+
+@pytest.mark.parametrize("same", ["backend=vectorised", "device=cpu", "checkpoint_every=3", "chunk_size=2"])
+def test_where_and_how_a_run_is_run_is_no_part_of_its_name(same: str) -> None:
+    assert name(same) == name()
+
+
+@pytest.mark.parametrize("other", ["seed=1", "rounds=7", "dtype=float64", "partition.share=11", "training.epochs=2"])
+def test_options_that_matter_are(other: str) -> None:
+    assert name(other) != name()
+
+
+def test_names_can_be_read_and_are_names_of_files() -> None:
+    found = name("method.name=fedmate", "method.centre_weight=0", "seed=2")
+    assert found.startswith("fedmate-centre_weight_0.0-digits-s")
+    assert "-seed2-" in found
+    weird = {"dataset": {"name": "my/data"}, "partition": {"name": "x y"}, "model": {"name": "m"}, "seed": 0}
+    assert set(name_of({**weird, "method": {"name": "../m"}})).isdisjoint("/ ")
+
+
+def test_an_option_at_its_default_is_the_same_as_none() -> None:
+    config = tomllib.loads(resolve([parse_set(["method.name=fedavg"])]).to_toml())
+    shorter = {**config, "method": {key: value for key, value in config["method"].items() if key != "server_momentum"}}
+    assert name_of(shorter) == name_of(config)
+    assert name_of({**config, "method": {**config["method"], "server_momentum": 0}}) == name_of(config)
+    assert name_of({**config, "method": {**config["method"], "server_momentum": 0.5}}) != name_of(config)
+
+
+def test_the_command_has_what_differs_from_defaults() -> None:
+    config = tomllib.loads(resolve([parse_set(["method.name=fedavg", "rounds=7", "partition.share=11"])]).to_toml())
+    words = command_of(config).split()
+    assert words[:6] == ["fedmate", "run", "--dataset", "digits", "--method", "fedavg"]
+    assert words[6:] == ["--set", "rounds=7", "--set", "partition.share=11.0"]
+
+
+def test_numbers_keep_six_digits() -> None:
+    found = rounded({"a": [1 / 3, 7], "b": float("nan"), "c": "text"})
+    assert found == {"a": [0.333333, 7], "b": None, "c": "text"}
+
+
+def test_records_are_added_once_and_found_by_name(tmp_path: Path) -> None:
+    records, found = Records(tmp_path / "out", "mine"), summaries(tmp_path)
+    assert not records.has(found[0].name)
+    merged = records.add(found[:3])
+    assert merged.new == [one.name for one in found[:3]]
+    before = records.path.read_bytes()
+    assert records.add(found[:1]).same == [found[0].name]
+    assert records.path.read_bytes() == before
+    again = Records(tmp_path / "out", "another")
+    again.add(found[3:])
+    # All files of the folder are read together, also those of other processes.
+    assert {one.name for one in records.all()} == {one.name for one in found}
+    one = records.find(found[0].name)
+    assert one is not None
+    assert one.accuracy("pre", "own") == 60.0
+    assert one.accuracy("post", "own") is None
+
+
+def test_a_run_with_other_figures_is_not_replaced(tmp_path: Path) -> None:
+    ours, theirs = Records(tmp_path / "a", "mine"), Records(tmp_path / "b", "theirs")
+    ours.add(summaries(tmp_path)[:2])
+    theirs.add([summaries(tmp_path, 40.0)[0], *summaries(tmp_path)[1:]])
+    before = ours.path.read_bytes()
+    merged = ours.merge(theirs.folder)
+    assert [len(kind) for kind in merged] == [2, 1, 1]
+    assert ours.path.read_bytes().startswith(before)
+    for place in (theirs.path.parent, theirs.path):
+        assert not ours.merge(place).new
+    with pytest.raises(UserError, match="holds no records"):
+        ours.merge(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("line", ["{", "3", "{}", '{"format": 9}', '{"format": 1, "config": 3}'])
+def test_a_line_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
+    records = Records(tmp_path, "mine")
+    records.add(summaries(tmp_path)[:1])
+    with records.path.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(UserError, match=str(records.path)):
+        records.all()
+
+
+def test_a_kill_while_a_record_is_added_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, found = Records(tmp_path, "mine"), summaries(tmp_path)
+    records.add(found[:1])
+
+    def killed(path: Path, data: bytes) -> None:
+        path.with_name("half").write_bytes(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            records.add(found[1:])
+    assert [one.name for one in Records(tmp_path, "mine").all()] == [found[0].name]
+    records.add(found[1:])
+    assert len(records.all()) == len(found)
+
+
+def add(folder: Path, number: int) -> None:
+    records = Records(folder, "mine")
+    for one in summaries(folder / str(number)):
+        content = json.loads(json.dumps(one.content))
+        content["config"]["seed"] = number
+        records.add([RunSummary(content)])
+
+
+def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=add, args=(tmp_path, number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(Records(tmp_path, "mine").all()) == 3 * len(summaries(tmp_path))
+
+
+def test_a_claim_is_held_by_one(tmp_path: Path) -> None:
+    records = Records(tmp_path, "mine")
+    assert not records.is_claimed("x")
+    with records.claim("x"):
+        assert records.is_claimed("x")
+        with pytest.raises(storage.BusyError):
+            records.claim("x")
+    assert not records.is_claimed("x")

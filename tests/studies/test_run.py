@@ -1,0 +1,183 @@
+"""A study runs what is missing, once, whatever happens to single runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.studies.small import STUDY, study_of
+
+from fedmate.experiment.build import Built
+from fedmate.experiment.record import Record
+from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
+from fedmate.progress import Silence
+from fedmate.studies import records, run
+from fedmate.studies.records import Records
+from fedmate.studies.run import Watcher, Work, run_all, run_and_wait
+from fedmate.studies.study import Choice, Study
+
+FOUR = ["s10/fedavg", "s10/local", "s70/fedavg", "s70/local"]
+
+
+class Listener(Watcher):
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer = observer or Silence()
+        self.begun: list[str] = []
+        self.done: list[str] = []
+        self.failures: dict[str, str] = {}
+        self.warnings: list[str] = []
+
+    def started(self, run: str) -> Observer:
+        self.begun.append(run)
+        return self.observer
+
+    def ended(self, run: str, seconds: float) -> None:
+        self.done.append(run)
+
+    def failed(self, run: str, reason: str) -> None:
+        self.failures[run] = reason
+
+    def warned(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+
+class StopAfterOneRound(Observer):
+    """A user who presses Ctrl-C."""
+
+    def started(self, built: Built, done: int) -> None:
+        pass
+
+    def round_done(self, done: int, primary: float | None) -> None:
+        raise KeyboardInterrupt
+
+    def warned(self, sentence: str) -> None:
+        pass
+
+
+def work_of(study: Study, folder: Path) -> Work:
+    return Work(study.runs(Choice()), Records(folder / "out", "small"), UserInputs())
+
+
+def outcomes(work: Work) -> dict[str, object]:
+    return {one.name: one.outcome() for one in work.records.all()}
+
+
+def test_each_run_is_run_once_and_never_again(tmp_path: Path) -> None:
+    work, first, second = work_of(study_of(tmp_path), tmp_path), Listener(), Listener()
+    assert [one.key for one in work.left()] == FOUR
+    run_all(work, first)
+    assert first.done == FOUR
+    run_all(work, second)
+    assert not second.begun
+    name = work.runs[0].name
+    found = work.records.find(name)
+    assert found is not None
+    record = Record(work.records.run_folder(name))
+    assert found.accuracy("pre", "own") == pytest.approx(record.accuracy("pre", "own"), abs=1e-3)
+    assert found.views == ["pre", "post", "global", "classifier_tuned"]
+    assert [point["round"] for point in found.content["curve"]] == [1, 2]
+    assert [sum(client) for client in found.content["holdings"]] == [20, 20, 20]
+    assert len(found.content["losses"]["before"]) == 2
+    assert found.content["command"].startswith("fedmate run --dataset digits --method fedavg")
+
+
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    whole, torn = work_of(study, tmp_path / "a"), work_of(study, tmp_path / "b")
+    run_all(whole, Listener())
+    with pytest.raises(KeyboardInterrupt):
+        run_all(torn, Listener(StopAfterOneRound()))
+    assert len(torn.left()) == 4
+    metrics = torn.records.run_folder(torn.runs[0].name) / "metrics.jsonl"
+    (first,) = metrics.read_text().splitlines()
+    run_all(torn, Listener())
+    assert metrics.read_text().splitlines()[0] == first
+    a, b = outcomes(whole), outcomes(torn)
+    assert a == b
+
+
+def test_a_run_that_fails_is_reported_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    text = f"{STUDY}\n[methods.impossible]\nmethod.name = 'local'\npartition.examples = 100000\n"
+    work, listener = (
+        work_of(study_of(tmp_path, f"{text}[methods.last]\nmethod.name = 'fedper'\n"), tmp_path),
+        Listener(),
+    )
+    run_all(work, listener)
+    assert set(listener.failures) == {"s10/impossible", "s70/impossible"}
+    assert "examples" in listener.failures["s10/impossible"]
+    assert "s10/last" in listener.done
+    assert {one.method.key for one in work.left()} == {"impossible"}
+
+
+def test_an_error_of_the_program_is_one_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(run, "_train", break_down)
+    listener = Listener()
+    run_all(work_of(study_of(tmp_path), tmp_path), listener)
+    assert listener.failures == dict.fromkeys(FOUR, "CUDA error: an illegal memory access")
+
+
+def test_a_lock_that_cannot_be_taken_stops_its_run_only(tmp_path: Path) -> None:
+    work, listener = work_of(study_of(tmp_path), tmp_path), Listener()
+    (tmp_path / "out" / "locks" / work.runs[0].name).mkdir(parents=True)
+    run_all(work, listener)
+    assert list(listener.failures) == ["s10/fedavg"]
+    assert len(listener.done) == 3
+
+
+def test_claimed_runs_are_left_to_others(tmp_path: Path) -> None:
+    work, listener = work_of(study_of(tmp_path), tmp_path), Listener()
+    with work.records.claim(work.runs[0].name):
+        run_all(work, listener)
+        assert [one.key for one in work.of_others()] == ["s10/fedavg"]
+    assert [one.key for one in work.left()] == ["s10/fedavg"]
+    assert not work.of_others()
+
+
+def test_a_run_that_others_gave_up_is_taken(tmp_path: Path) -> None:
+    """Another process has the first run at the start, and is stopped while we run the second."""
+    work, other = work_of(study_of(tmp_path), tmp_path), ExitStack()
+    other.enter_context(work.records.claim(work.runs[0].name))
+
+    class Killer(Listener):
+        def started(self, run: str) -> Observer:
+            other.close()
+            return super().started(run)
+
+    listener = Killer()
+    run_and_wait(work, listener)
+    assert not work.left()
+    assert listener.done[-1] == work.runs[0].label
+
+
+def test_a_diverged_run_is_finished(tmp_path: Path) -> None:
+    work = work_of(study_of(tmp_path, STUDY.replace("epochs = 1", "epochs = 1, learning_rate = 1e30")), tmp_path)
+    run_all(work, Listener())
+    assert not work.left()
+    found = work.records.find(work.runs[0].name)
+    assert found is not None
+    assert found.diverged_in == 1
+    assert found.accuracy("pre", "own") is None
+
+
+def test_several_processes_share_the_runs(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    alone, shared, listener = work_of(study, tmp_path / "a"), work_of(study, tmp_path / "b"), Listener()
+    run_all(alone, Listener())
+    run_and_wait(shared, listener, 2)
+    assert sorted(listener.begun) == sorted(listener.done) == FOUR
+    assert not listener.failures
+    assert outcomes(alone) == outcomes(shared)
+
+
+def test_a_method_whose_file_has_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = work_of(study_of(tmp_path), tmp_path)
+    run_all(work._replace(runs=work.runs[:3]), Listener())
+    assert not work.outdated()
+    digest = records.source_digest
+    monkeypatch.setattr(records, "source_digest", lambda name: digest(name) if name != "local" else "x")
+    assert work.outdated() == ["local"]

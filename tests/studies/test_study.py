@@ -1,0 +1,141 @@
+"""Studies are read from files, and say which runs they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.studies.small import STUDY, study_of
+
+from fedmate.core.options import options_of
+from fedmate.errors import UserError
+from fedmate.methods import METHODS
+from fedmate.studies.study import Choice, StudySetting
+
+
+def test_runs_are_methods_x_settings_x_seeds(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    runs = study.runs(Choice(seeds=2))
+    keys = ["s10/fedavg", "s10/global", "s10/local", "s70/fedavg", "s70/global", "s70/local"]
+    assert [run.key for run in runs] == keys * 2
+    assert [run.seed for run in runs] == [0] * 6 + [1] * 6
+    first = runs[0].experiment
+    assert (first.general.rounds, first.general.seed, first.partition.options["share"]) == (2, 0, 10)
+    assert runs[6].label == "s10/fedavg, seed 1"
+    # Two methods of a study may be the same run, looked at in two views.
+    assert runs[0].name == runs[1].name != runs[2].name
+    assert (study.methods[0].view, study.methods[1].view) == (METHODS["fedavg"].primary_view, "global")
+
+
+def test_quick_is_shorter_and_has_other_names(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    (run, *_), (full, *_) = study.runs(Choice(quick=True)), study.runs(Choice())
+    assert run.experiment.general.rounds == 1
+    assert run.name != full.name
+
+
+def test_patterns_choose_runs(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    assert [run.key for run in study.runs(Choice(only=("s10/*", "*/local")))] == [
+        *("s10/fedavg", "s10/global", "s10/local", "s70/local"),
+    ]
+    study.check_patterns(["*/local"])
+    with pytest.raises(UserError, match=r"`s10/fedavgg`.*did you mean `s10/fedavg`"):
+        study.check_patterns(["s10/fedavgg"])
+
+
+def test_tuned_methods_have_their_preset_and_others_are_left_out(tmp_path: Path) -> None:
+    study = study_of(tmp_path, STUDY.replace("[settings.s70]", "[settings.s70]\ndataset.name = 'cifar10'"))
+    choice = Choice(tuned=True)
+    rates = {run.key: run.experiment.training.learning_rate for run in study.runs(choice)}
+    assert rates["s70/local"] == 0.006
+    left_out = {f"{setting.key}/{method.key}" for setting, method in study.untuned(choice)}
+    assert left_out | rates.keys() == {run.key for run in study.runs(Choice())}
+    assert not left_out & rates.keys()
+
+
+def test_a_base_data_set_is_that_of_all_settings(tmp_path: Path) -> None:
+    study = study_of(tmp_path, STUDY.replace("[base]", "[base]\ndataset.name = 'cifar10'"))
+    assert [setting.data for setting in study.settings] == ["cifar10", "cifar10"]
+
+
+STAND_IN = STUDY.replace(
+    "[settings.s70]", "[settings.s70]\ndataset = {name = 'cinic10'}\nstand_ins = [{name = 'cifar10'}]"
+)
+
+
+def test_the_first_data_set_at_hand_stands_in(tmp_path: Path) -> None:
+    study = study_of(tmp_path, STAND_IN)
+    chosen, notes = study.with_data(Choice(), tmp_path)
+    assert [setting.key for setting in chosen.settings] == ["s10"]
+    assert chosen.left_out == ("s70",)
+    assert len(notes) == 1
+    assert notes[0].startswith("`s70` is left out: ")
+    quick, notes = study.with_data(Choice(quick=True), tmp_path)
+    assert [setting.data for setting in quick.settings] == ["digits", "digits"]
+    assert quick.settings[1].label == "s70 (run with digits)"
+    assert notes == ["`digits` stands in for `cinic10`, which is not at hand."]
+
+
+def test_records_decide_which_data_set_is_shown(tmp_path: Path) -> None:
+    study = study_of(tmp_path, STAND_IN)
+
+    def names(setting: StudySetting) -> set[str]:
+        return {run.name for run in study.runs(Choice()) if run.setting.key == setting.key}
+
+    s10, s70 = study.settings
+    _, stood_in = s70.candidates(quick=False)
+    held = {run.name for run in study_of(tmp_path, STAND_IN.replace("cinic10", "cifar10")).runs(Choice())}
+    shown = study.with_records(Choice(), (held - names(s10)).__contains__)
+    assert shown.settings == (stood_in,)
+    assert shown.left_out == ("s = 10",)
+    both = study.with_records(Choice(), lambda name: True)
+    assert both.settings == (s10, s70)
+
+
+def test_a_stand_in_of_digits_asks_the_test_split(tmp_path: Path) -> None:
+    study = study_of(tmp_path, STAND_IN.replace("[settings.s70]", "[settings.s70]\nevaluate_on = 'validation'"))
+    *_, digits = study.settings[1].candidates(quick=True)
+    assert digits.values["evaluate_on"] == "test"
+
+
+BAD = {
+    "titel = 'x'\n": "has `titel`, which is unknown; did you mean `title`",
+    "test = 'own_test'\n": "has `test` `own_test`; known are `balanced`, `own`",
+    "reference = 'x'\n": "has `reference` `x`, which is no method",
+    "title = 3\n": "has `title` 3; it must be a text",
+    "[base]\nseed = 1\n": "has `seed` in `[base]`, but a study has seeds from 0; use `--seeds`",
+    "[base]\nround = 1\n": "has `round` in `[base]`, which is unknown; did you mean `rounds`",
+    "[base]\ntraining = 3\n": "has `training` 3 in `[base]`; it must be a table",
+    "[base]\nrounds = 'many'\n": "cannot be run: `rounds`",
+    "[settings.s10]\npartition.shar = 1\n": "`partition.shar`",
+    "[settings.s10]\nstand_ins = ['digits']\n": "has `stand_ins` in `[settings.s10]` that are no data sets",
+    "[settings.'a b']\n": "a key has up to 60 letters",
+    "[methods.fedavg]\nview = 'globl'\nmethod.name = 'local'\n": "has `view` `globl` in `[methods.fedavg]`",
+    "[methods.fedavg]\nmethod.name = 'fedavgg'\n": "did you mean `fedavg`",
+    "[methods.fedavg]\npublished = {s20 = 1}\n": "which is no setting; did you mean `s10`",
+    "[methods.fedavg]\npublished = {s10 = true}\n": "has True for `s10` in `published`",
+    "[methods]\nfedavg = 3\n": "has no tables `methods`; write `[methods.KEY]`",
+}
+"""A beginning of a file that is wrong, and the key phrase of the error."""
+
+
+@pytest.mark.parametrize(("text", "phrase"), BAD.items())
+def test_mistakes_are_named(tmp_path: Path, text: str, phrase: str) -> None:
+    rest = "".join(
+        f"{table}\n"
+        for table in ("[settings.s10]", "[methods.fedavg]\nmethod.name = 'fedavg'")
+        if table.split("\n")[0] not in text and not text.startswith("[methods]")
+    )
+    if text.startswith("[methods]"):
+        rest = "[settings.s10]\n"
+    with pytest.raises(UserError) as caught:
+        study_of(tmp_path, text + rest)
+    assert phrase in str(caught.value)
+    assert str(tmp_path / "small.toml") in str(caught.value)
+
+
+def test_every_option_of_an_experiment_may_be_given(tmp_path: Path) -> None:
+    options = [key for key in options_of(METHODS["fedmate"]) if key == "centre_weight"]
+    study = study_of(tmp_path, f"{STUDY}\n[methods.fedmate]\nmethod = {{name = 'fedmate', {options[0]} = 0.25}}\n")
+    assert study.runs(Choice())[3].experiment.method.options["centre_weight"] == 0.25
