@@ -175,7 +175,7 @@ def test_a_store_that_cannot_be_one_is_refused_before_anything_is_run(
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     (tmp_path / "nowhere").symlink_to("nothing")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "cells").write_text("mine", encoding="utf-8")
+    (tmp_path / "mine" / "records").write_text("mine", encoding="utf-8")
     assert "`--store` got `file`, which is a file; name a folder." in refuse(
         fedmate_, tmp_path, *words, "--store", "file"
     )

@@ -179,7 +179,7 @@ def test_the_other_test_split_would_be_noticed(tmp_path: Path, monkeypatch: pyte
 
     def on_test(self: Search, number: int, settings: dict[str, float | None]) -> list[StudyRun]:
         return [
-            StudyRun(cell.row, cell.column, cell.seed, cell.experiment.with_general(evaluate_on="test"))
+            StudyRun(cell.method, cell.setting, cell.seed, cell.experiment.with_general(evaluate_on="test"))
             for cell in cells(self, number, settings)
         ]
 
@@ -230,7 +230,7 @@ class Impatient(Listener):
     def started(self, cell: str) -> Observer:
         if cell == self._at:
             raise KeyboardInterrupt
-        return super().began(cell)
+        return super().started(cell)
 
 
 def test_a_search_that_was_stopped_goes_on_with_the_same_trials_and_runs_nothing_again(

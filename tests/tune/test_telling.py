@@ -18,7 +18,7 @@ TRIALS = [
 def told(*, terminal: bool) -> str:
     file = io.StringIO()
     with Told(Console(file=file, force_terminal=terminal, width=200)) as teller:
-        observer = teller.began("s = 10/trial 0")
+        observer = teller.started("s = 10/trial 0")
         observer.round_done(3, None)
         observer.warned("clients are\nfew")
         observer.warned("clients are\nfew")

@@ -134,7 +134,7 @@ def _train(work: Work, run: StudyRun, observer: Observer) -> None:
     folder, request = work.records.run_folder(run.name), Request(inputs=work.inputs)
     new = request._replace(base=ConfigSource(run.key, tomllib.loads(run.experiment.to_toml())))
     with resumed_runs(request, folder) if folder.exists() else new_runs(new, folder) as jobs:
-        for note in jobs[0].notes:
+        for note in jobs[0].warnings:
             observer.warned(note)
         # A run that diverges is finished, too: its record tells.
         run_prepared(jobs, lambda: observer)
