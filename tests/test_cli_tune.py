@@ -59,8 +59,15 @@ def test_a_search_prints_its_trials_and_saves_the_best(fedmate_: Fedmate, tmp_pa
     )
     assert re.fullmatch(r"trial 1 \(2/2\): learning rate [\d.]+, classifier learning rate [\d.]+: [\d.]+ %", trials[1])
     folder = tmp_path / "tuned" / "fedrep-mnist"
-    assert sorted(path.name for path in folder.iterdir()) == [MARK, "best.toml", "cells", "locks", "runs", "trials.csv"]
-    assert len([*(folder / "cells").iterdir()]) == 4
+    assert sorted(path.name for path in folder.iterdir()) == [
+        MARK,
+        "best.toml",
+        "locks",
+        "records",
+        "runs",
+        "trials.csv",
+    ]
+    assert len((folder / "records" / "tuning.jsonl").read_text().splitlines()) == 4
     entry = tomllib.loads("\n".join(lines[lines.index("[fedrep.mnist]") :]))["fedrep"]["mnist"]
     best = tomllib.loads((folder / "best.toml").read_text(encoding="utf-8"))
     assert best["training"]["learning_rate"] == entry["training"]["learning_rate"]
@@ -153,7 +160,7 @@ def test_files_in_the_way_are_refused_before_anything_is_run(
     assert "does not exist" in refuse(fedmate_, tmp_path, *words, "--write", "no/mine.toml")
 
 
-@pytest.mark.parametrize("names", [["best.toml"], ["best.toml", "trials.csv"], ["locks"], ["cells", "locks", "runs"]])
+@pytest.mark.parametrize("names", [["best.toml"], ["best.toml", "trials.csv"], ["locks"], ["locks", "records", "runs"]])
 def test_a_folder_of_somebodys_own_is_refused_before_anything_is_run(
     names: list[str], fedmate_: Fedmate, tmp_path: Path, words: list[str]
 ) -> None:
