@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedmate.flower.virtual import Home, rebuild
 from torch.testing import assert_close
 
 import fedmate
@@ -21,7 +22,6 @@ from fedmate.experiment.restore import Restored
 from fedmate.flower import backend
 from fedmate.flower.backend import Flower, Work
 from fedmate.flower.messages import Answer, ErrorReply, Request, Transport
-from fedmate.flower.virtual import Home, rebuild
 
 pytest.importorskip("flwr", reason="Flower is not installed: `make test-flower` installs it")
 

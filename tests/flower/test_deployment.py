@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fedmate.flower.certificates import read_key
+from fedmate.flower.probe import is_registered
 from rich.console import Console
 from sklearn.datasets import load_digits
 from tests.flower.federation import APP, HERE, Crossing, Federation, wait_for
@@ -30,10 +32,8 @@ from fedmate.backends.base import item_of
 from fedmate.core.serialise import unpack
 from fedmate.experiment.record import Record
 from fedmate.flower.backend import Work
-from fedmate.flower.certificates import read_key
 from fedmate.flower.messages import Answer, ErrorReply, Request, Transport
 from fedmate.flower.node import open_site
-from fedmate.flower.probe import is_registered
 from fedmate.flower.server import conduct
 from fedmate.flower.status import ClientStatus, server_status, site_status
 

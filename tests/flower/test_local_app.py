@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedmate.flower.processes import MARK, end_all, with_mark
 
 import fedmate
 from fedmate.experiment.record import Record
 from fedmate.flower.environment import QUIET
-from fedmate.flower.processes import MARK, end_all, with_mark
 
 APP = Path(__file__).parents[2] / "flower"
 PORT = 39091

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedmate.flower.remote import Remote, TooFewError
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -20,7 +21,6 @@ from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower.client import MessageError, Site
 from fedmate.flower.client_state import ClientState
 from fedmate.flower.messages import Answer, ErrorReply, Reply, Request, Transport
-from fedmate.flower.remote import Remote, TooFewError
 
 EXPERIMENT = "ab" * 32
 CLIENTS = 4

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from fedmate.flower.client_app import client_app
+from fedmate.flower.processes import MARK, WORKER, end_all, end_workers, marked, with_mark
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -34,9 +36,7 @@ from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.flower import environment, simulation
 from fedmate.flower.backend import IDENTITY, Flower, Work, identity
 from fedmate.flower.client import Site
-from fedmate.flower.client_app import client_app
 from fedmate.flower.messages import Answer, Request, Transport
-from fedmate.flower.processes import MARK, WORKER, end_all, end_workers, marked, with_mark
 from fedmate.flower.transport import GridTransport, LostError
 
 # Without importing Ray: what it writes to the terminal is decided then.

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from fedmate.flower.client_app import answer, introduce
+from fedmate.flower.remote import Remote, TooFewError
+from fedmate.flower.wire import Introduction, write_answer, write_introduction
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round, RoundResult
@@ -19,12 +22,9 @@ from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower import transport as module
 from fedmate.flower.client import Site
-from fedmate.flower.client_app import answer, introduce
 from fedmate.flower.client_state import ClientState
 from fedmate.flower.messages import Answer, ErrorReply, Request
-from fedmate.flower.remote import Remote, TooFewError
 from fedmate.flower.transport import GridTransport, LostError
-from fedmate.flower.wire import Introduction, write_answer, write_introduction
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 

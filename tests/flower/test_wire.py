@@ -8,19 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
-
-from fedmate.backends.base import itemise
-from fedmate.core import flatten, fold, make_key
-from fedmate.errors import UserError
-from fedmate.experiment.build import build
-from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.flower.client import Site
 from fedmate.flower.client_app import answer, introduce
-from fedmate.flower.client_state import AheadError, ClientState
-from fedmate.flower.messages import Answer, ErrorReply, Kind, Request
 from fedmate.flower.wire import (
     DTYPES,
     LONGEST,
@@ -37,6 +25,18 @@ from fedmate.flower.wire import (
     write_introduction,
     write_request,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedmate.backends.base import itemise
+from fedmate.core import flatten, fold, make_key
+from fedmate.errors import UserError
+from fedmate.experiment.build import build
+from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.flower.client import Site
+from fedmate.flower.client_state import AheadError, ClientState
+from fedmate.flower.messages import Answer, ErrorReply, Kind, Request
 from fedmate.storage import BusyError
 
 pytest.importorskip("flwr", reason="Flower is not installed")

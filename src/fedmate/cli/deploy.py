@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedmate.cli.app import Command, one_line
 from fedmate.errors import UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fedmate.flower.status import SiteStatus
 
 deploy = typer.Typer(
     no_args_is_help=True,
@@ -25,21 +19,24 @@ deploy = typer.Typer(
 
 @deploy.command(cls=Command)
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are kept; what is there stays.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for keys; existing ones stay.")],
     server: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A name or an address by which sites reach the server; repeatable."),
     ] = None,
-    sites: Annotated[str, typer.Option(metavar="N", help="How many sites, or their names: `berlin,essen`.")] = "",
+    sites: Annotated[str, typer.Option(metavar="N", help="The number of sites, or their names: `berlin,essen`.")] = "",
     days: Annotated[
-        int, typer.Option(metavar="N", min=1, max=3650, help="How long the server's certificate is good.")
+        int, typer.Option(metavar="N", min=1, max=3650, help="How long the server's certificate is valid.")
     ] = 397,
 ) -> None:
     """Make the certificate of a server and the keys of sites; add to them later."""
-    from fedmate.flower.keys import make_keys, site_names
+    from fedmate.flower.environment import need_flower
 
     if not server and not sites:
         raise UserError("`fedmate deploy keys` makes nothing yet; give `--server`, `--sites` or both.")
+    need_flower()
+    from fedmate.flower.keys import make_keys, site_names
+
     items = make_keys(folder, server or [], site_names(sites) if sites else [], days)
     wide = max(len(str(item.path)) for item in items)
     for item in items:
@@ -58,27 +55,24 @@ def check(
     root_certificates: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The authority's `ca.crt`. [default: those of the system]")
     ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The site's private key: is it registered?")] = None,
     experiment: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The experiment that the site's data has to fit.")
     ] = None,
 ) -> None:
     """Look whether a site is ready, before a SuperNode is started; status 2 if it is not."""
-    from fedmate.flower.check import Link, check
+    from fedmate.flower.check import check
 
     if site is None and superlink is None:
         raise UserError("`fedmate deploy check` has nothing to look at; give a site's file, `--superlink` or both.")
     for name, value, needed, other in (
-        ("--key", key, superlink, "--superlink"),
         ("--root-certificates", root_certificates, superlink, "--superlink"),
         ("--experiment", experiment, site, "SITE.toml"),
     ):
         if value is not None and needed is None:
             raise UserError(f"`{name}` is given without `{other}`; give both.")
-    link = Link(superlink, root_certificates, key) if superlink is not None else None
     is_fine = True
-    for point in check(site, link, experiment):
-        typer.echo(one_line(f"{'ok  ' if point.is_fine else 'FAIL'} {point.name:<9}  {point.told}"))
+    for point in check(site, superlink, root_certificates, experiment):
+        typer.echo(one_line(f"{'ok  ' if point.is_fine else 'FAIL'} {point.name:<9}  {point.text}"))
         is_fine &= point.is_fine
     raise typer.Exit(0 if is_fine else 2)
 
@@ -93,37 +87,11 @@ def status(
         ),
     ] = None,
 ) -> None:
-    """Tell how far a site or a server has come; nothing is changed."""
-    from fedmate.data.paths import expand
-    from fedmate.flower.node import USUAL, VARIABLE
+    """Show how far a site or a server has come; nothing is changed."""
+    from fedmate.flower.node import default_state
     from fedmate.flower.site_data import read_site
-    from fedmate.flower.status import is_run, site_status
+    from fedmate.flower.status import status
 
-    if folder is None:
-        folder = expand(VARIABLE, os.environ.get(VARIABLE) or USUAL)
-    if is_run(folder):
-        lines = _server_lines(folder)
-    else:
-        states = site_status(read_site(folder).state if folder.is_file() else folder)
-        lines = (line for state in states for line in _site_lines(state))
-    for line in lines:
+    place = default_state() if folder is None else read_site(folder).state if folder.is_file() else folder
+    for line in status(place):
         typer.echo(one_line(line))
-
-
-def _site_lines(state: SiteStatus) -> Iterator[str]:
-    done = f"round {state.round} done, {state.when}" if state.round else "no round done"
-    yield f"experiment {state.experiment}, client {state.partition}: {done}; {state.sent:,} bytes sent in all"
-    if state.damage:
-        yield f"  {state.damage}"
-
-
-def _server_lines(folder: Path) -> Iterator[str]:
-    from fedmate.flower.status import server_status
-
-    found = server_status(folder)
-    end = ", finished" if found.is_finished else ""
-    yield f"{folder}: round {found.round} of {found.rounds} done, {found.when}{end}"
-    for client in found.clients:
-        missed = client.asked - client.answered
-        last = f"last answered in round {client.last}" if client.last else "has not answered"
-        yield f"  client {client.client}: {last}" + (f"; left out {missed} of {client.asked} times" if missed else "")

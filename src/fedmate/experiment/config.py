@@ -131,15 +131,15 @@ def load_file(path: Path) -> ConfigSource:
         raise UserError(f"`{path}` is not valid TOML: {where}; mend that line.") from None
 
 
-def parse_set(assignments: Sequence[str]) -> ConfigSource:
+def parse_set(assignments: Sequence[str], source: str = "--set") -> ConfigSource:
     """Read `key=value` and `section.key=value` as a layer; a value that is not TOML is taken as a string."""
     pairs = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"`--set` got `{assignment}`; write `key=value` or `section.key=value`.")
+            raise UserError(f"`{source}` got `{assignment}`; write `key=value` or `section.key=value`.")
         pairs.append((key.strip(), _parse_value(text.strip())))
-    return nest("--set", pairs)
+    return nest(source, pairs)
 
 
 def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> ConfigSource:

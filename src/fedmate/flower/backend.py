@@ -1,35 +1,54 @@
-"""The back end `flower`: clients live where Flower runs them, in a simulation unless told otherwise."""
+"""The back end `flower`: clients in processes of their own, which a transport reaches.
+
+By default they are the virtual clients of a simulation on this machine; the server of a Flower app reaches sites.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from fedmate import storage
+from fedmate.backends.base import NOT_FINITE, Backend, Cohort, Messages, Outcome, Round, itemise
 from fedmate.backends.precision import Precision
-from fedmate.core import Federation, Method, Tree
-from fedmate.errors import UserError
+from fedmate.backends.validation import NotFiniteError, RefusedError, validate_upload
+from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
+from fedmate.core.shapes import trace_update
+from fedmate.errors import StoppedError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
-from fedmate.flower.client_state import SITES, ClientState
+from fedmate.flower.client_state import VIRTUAL, ClientState
 from fedmate.flower.environment import need_flower
-from fedmate.flower.messages import Reply, Request, Transport
-from fedmate.flower.remote import Remote
+from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, sentence
 from fedmate.flower.simulation import simulated
+from fedmate.flower.transport import Transport
 
 IDENTITY = "federation.json"
-"""The file of a run's folder that says by which token its clients know it."""
+"""The file of a run's folder with the token by which its clients know it."""
+
+RESERVED = ("losses", "valid", "post", "global")
+"""Names of metrics that are no views after a broadcast."""
+
+RETRIES = 2
+"""How often a round is asked for again that too few have answered."""
 
 
-class Work(NamedTuple):
-    """What a transport is needed for.
+class TooFewError(StoppedError):
+    """A round that too few clients have answered, even after retries."""
+
+
+class Federated(NamedTuple):
+    """A run whose clients are to be reached.
 
     Attributes:
         folder: the run's, as an absolute path.
@@ -37,8 +56,8 @@ class Work(NamedTuple):
         clients: how many there are.
         min_clients: how many must answer for a round to count.
         patience: seconds to wait for the next answer.
-        given: data and a network that came from Python, and where data sets lie.
-        done: how many rounds the run has behind it.
+        inputs: data and a network that came from Python, and the folder of data sets.
+        done: how many rounds are done.
     """
 
     folder: Path
@@ -46,30 +65,44 @@ class Work(NamedTuple):
     clients: int
     min_clients: int
     patience: float
-    given: UserInputs
+    inputs: UserInputs
     done: int = 0
 
 
-Reach: TypeAlias = Callable[[Work], AbstractContextManager[Transport]]
-"""Makes clients reachable while a run is at work."""
+Connect: TypeAlias = Callable[[Federated], AbstractContextManager[Transport]]
+"""Makes the clients of a run reachable."""
 
 
-@final
-class _Nobody(Transport):
-    """Stands where a transport will be."""
-
-    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
-        """Refuse."""
-        raise RuntimeError("a transport is there only within `at_work`")
-
-
-@final
-class Flower(Remote):
-    """Clients that Flower runs: virtual ones on this machine, or sites of their own.
+class _Received(NamedTuple):
+    """A client's validated answer to `train`; zeros, NaN and `valid` false where there is none.
 
     Attributes:
-        reach: makes clients reachable; a simulation, unless it is set.
+        upload: as the method's server reads it.
+        losses: `[2]`.
+        answered: whether it answered in the right form, finite or not: asking again would give the same.
+        valid: whether it counts.
+        post: its accuracies, `[2, classes]`, NaN without them.
+        sent: bytes that arrived, by item.
     """
+
+    upload: Tree
+    losses: Tensor
+    answered: bool
+    valid: bool
+    post: Tensor
+    sent: dict[str, int]
+
+
+@final
+class Flower(Backend):
+    """Clients that Flower runs: virtual ones on this machine, or sites of their own, which keep their states.
+
+    Attributes:
+        connect: makes clients reachable; a simulation unless it is set.
+        transport: carries requests to them while `at_work`.
+    """
+
+    is_remote = True
 
     def __init__(
         self,
@@ -80,17 +113,31 @@ class Flower(Remote):
         chunk_size: int | None = None,
         precision: Precision = "strict",
     ) -> None:
-        """Remember what to do, or raise `UserError` without Flower; nothing is started before `at_work`."""
         need_flower()
-        super().__init__(method, federation, key, _Nobody(), precision=precision)
-        self.reach: Reach = simulated
+        super().__init__(method, federation, key, precision=precision)
+        self.connect: Connect = simulated
+        self.transport: Transport | None = None
+        self._like: Tree | None = None
         if chunk_size:
             self.notes.append("`chunk_size` is set, but each client is a process of its own on the back end `flower`.")
 
     @classmethod
+    def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
+        """Run everything: each client runs the reference."""
+        return None
+
+    @property
+    def clients(self) -> Sequence[Tree]:
+        """Empty trees: the clients' states are not here."""
+        return [{} for _ in self.federation.clients]
+
+    def restore(self, states: Mapping[int, Tree]) -> None:
+        """Do nothing: clients restore themselves."""
+
+    @classmethod
     def stored_client(cls, folder: Path, client: int, round_number: int, initial: Tree) -> Tree:
         """Return the state of a virtual client; sites keep theirs elsewhere, which raises `UserError`."""
-        place = folder / SITES
+        place = folder / VIRTUAL
         if not place.is_dir():
             raise UserError(
                 f"`{folder}` has no states of clients: each site keeps its own, and its model; ask there with "
@@ -101,15 +148,130 @@ class Flower(Remote):
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:
         """Make clients reachable for the rounds of the run in `folder`."""
-        clients = len(self.federation.clients)
         token, done = identity(folder), Checkpoint(folder).state.round
-        work = Work(folder.absolute(), token, clients, self.min_clients, self.patience, self.inputs or NO_INPUTS, done)
-        with self.reach(work) as transport:
-            self.transport = transport
+        clients, inputs = len(self.federation.clients), self.inputs or NO_INPUTS
+        run = Federated(folder.absolute(), token, clients, self.min_clients, self.patience, inputs, done)
+        with self.connect(run) as self.transport:
             try:
                 yield
             finally:
-                self.transport = _Nobody()
+                self.transport = None
+
+    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
+        """Do a round's work; nothing in it is mapped."""
+        with unmapped():
+            return super().advance(server, task)
+
+    def train(self, server: Tree, task: Round) -> Cohort:
+        """Ask the participants to train; ask again those that could not, if too few answered."""
+        self.reasons.clear()
+        downloads = {i: self._download(server, task.number, i) for i in task.participants}
+        received = dict[int, _Received]()
+        wanted, answered = min(self.min_clients, len(downloads)), 0
+        for _ in range(1 + RETRIES):
+            left = {i: down for i, down in downloads.items() if i not in received or not received[i].answered}
+            replies = self._ask("train", task, left, wanted - answered)
+            received |= {i: self._receive(server, task, i, replies[i]) for i in left}
+            answered = sum(one.answered for one in received.values())
+            if answered >= wanted:
+                return self._cohort(task, downloads, [received[i] for i in task.participants])
+        reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(received.items()) if not one.answered)
+        raise TooFewError(
+            f"round {task.number + 1} was asked for {1 + RETRIES} times, but {answered} of {len(received)} clients "
+            f"answered as they should, and `min_clients` is {self.min_clients} ({reasons})"
+        )
+
+    def view(self, server: Tree, task: Round) -> Tree:
+        """Ask every client to evaluate the model that the next broadcast gives it."""
+        everyone = range(len(self.federation.clients))
+        downloads = {i: self._download(server, task.number + 1, i) for i in everyone}
+        replies = self._ask("view", task, downloads, self.min_clients)
+        metrics = {i: reply.metrics for i, reply in replies.items() if isinstance(reply, Answer)}
+        named = Counter(name for reported in metrics.values() for name in reported if name not in RESERVED)
+        # A view that most report is the method's own; a few clients cannot bring others into the record.
+        most = [name for name, count in named.items() if 2 * count > len(everyone) and name.isidentifier()]
+        return {
+            name: torch.stack([self._accuracies(metrics.get(i, {}).get(name)) for i in everyone])
+            for name in dict.fromkeys(["pre", *most])
+        }
+
+    def adapt(self, server: Tree, task: Round) -> Tree:
+        """Return nothing: `fedmate adapt` adapts to unseen clients, at their own site."""
+        return {}
+
+    def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree], wanted: int) -> dict[int, Reply]:
+        if self.transport is None:
+            raise RuntimeError("clients are reached only within `at_work`")
+        requests = {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}
+        replies = self.transport.send(requests, wanted)
+        for i, reply in sorted(replies.items()):
+            if isinstance(reply, ErrorReply) and kind == "train":
+                self.reasons[i] = reply.reason
+            elif isinstance(reply, ErrorReply):
+                self.notes.append(f"round {task.number + 1}: not evaluated, {reply.reason}: client {i}")
+        return replies
+
+    def _receive(self, server: Tree, task: Round, client: int, reply: Reply) -> _Received:
+        """Validate an answer; one that is refused never reaches the others, and its reason is noted."""
+        like = self._upload_like(server, task.number)
+        losses = torch.full((2,), math.nan, dtype=torch.float64)
+        nothing = _Received(like, losses, answered=False, valid=False, post=self._accuracies(None), sent={})
+        if isinstance(reply, ErrorReply):
+            return nothing
+        reported = reply.metrics.get("losses", [])
+        upload, valid = like, False
+        try:
+            if len(reported) != 2:
+                raise RefusedError("it reports no losses")
+            losses = torch.tensor(reported, dtype=torch.float64)
+            upload = validate_upload(reply.upload, like)
+            valid = all(map(math.isfinite, reported)) and reply.metrics.get("valid") == [1.0]
+            if not valid:
+                self.reasons[client] = NOT_FINITE
+        except NotFiniteError as error:
+            self.reasons[client] = f"upload refused, {error}"
+        except RefusedError as error:
+            self.reasons[client] = f"upload refused, {sentence(str(error))}"
+            return nothing
+        post = self._accuracies(reply.metrics.get("post"))
+        return _Received(upload, losses, answered=True, valid=valid, post=post, sent=itemise(like))
+
+    def _cohort(self, task: Round, downloads: Mapping[int, Tree], received: Sequence[_Received]) -> Cohort:
+        device = self.key.device
+        return Cohort(
+            uploads=stack([one.upload for one in received]),
+            valid=torch.tensor([one.valid for one in received], device=device),
+            losses=torch.stack([one.losses for one in received]),
+            views={"post": torch.stack([one.post for one in received])} if task.evaluate else {},
+            diagnostics={},
+            messages=Messages([itemise(downloads[i]) for i in task.participants], [one.sent for one in received]),
+        )
+
+    def _upload_like(self, server: Tree, round_number: int) -> Tree:
+        """Return an upload of this round in shape and type, all zeros."""
+        if self._like is None:
+            shapes = trace_update(self.method, server, self.federation.clients[0]).upload
+            self._like = tree_map(
+                lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self.key.device), shapes
+            )
+        return select(self._like, self.method.wire(round_number).up)
+
+    def _accuracies(self, reported: list[float] | None) -> Tensor:
+        """Return reported accuracies as `[2, classes]`, NaN for numbers that are none.
+
+        A client with its own data reports one accuracy, which stands in the second row for all classes.
+        """
+        classes, at_sites = self.method.setup.num_classes, self.federation.at_sites
+        size = 1 if at_sites else 2 * classes
+        values = reported if reported is not None and len(reported) == size else [math.nan] * size
+        found = torch.tensor(values, dtype=torch.float64)
+        found = found.masked_fill(~((found >= 0) & (found <= 1)), math.nan)
+        if not at_sites:
+            return found.reshape(2, classes)
+        return torch.stack([torch.full_like(found, math.nan), found]).expand(2, classes)
+
+    def _download(self, server: Tree, round_number: int, client: int) -> Tree:
+        return self.download(server, round_number, torch.tensor(client, device=self.key.device))
 
 
 def identity(folder: Path) -> str:
@@ -118,20 +280,12 @@ def identity(folder: Path) -> str:
     if not path.exists() and not Checkpoint(folder).state.round:
         storage.write_new(path, json.dumps({"experiment": secrets.token_hex(16)}).encode() + b"\n")
     try:
-        token = json.loads(path.read_bytes())["experiment"]
+        token = str(json.loads(path.read_bytes())["experiment"])
         if re.fullmatch(r"[0-9a-f]{32}", token) is None:
             raise ValueError("it holds no token")
-    except FileNotFoundError:
-        raise _lost(path, "it is missing") from None
-    except OSError as error:
-        raise _lost(path, error.strerror or "it cannot be read") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _lost(path, f"it is not a file of fedmate's, {type(error).__name__}") from None
-    return str(token)
-
-
-def _lost(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"`{path}` says by which token clients know this run, but cannot be used ({reason}); put it back from a copy, "
-        "or start a new run with `--out`."
-    )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"`{path}` holds the token by which clients know this run, but cannot be used ({error}); put it back from "
+            "a copy, or start a new run."
+        ) from None
+    return token

@@ -1,149 +1,137 @@
-"""Whether a site is ready: point by point, before a SuperNode is started."""
+"""Whether a site is ready: point by point, before its SuperNode is started."""
 
 from __future__ import annotations
 
+import datetime
+import http.client
 import os
+import ssl
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmate.core import ClientData
-from fedmate.errors import FedmateError
-from fedmate.experiment.config import Experiment, load_file, resolve
-from fedmate.flower.certificates import need_cryptography, now, read_key
-from fedmate.flower.probe import is_registered, reach
+from fedmate.errors import FedmateError, UserError
+from fedmate.experiment.config import load_file, resolve
 from fedmate.flower.site_data import SiteFile, load_data, read_site
 
-SOON = 30
-"""Days before its end from which a certificate is spoken of."""
+TIMEOUT = 10.0
+"""Seconds to wait for a SuperLink."""
+
+SOON = datetime.timedelta(days=30)
+"""Before the end of a certificate from which on a check mentions it."""
 
 MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
-"""How many seconds a site's clock may be off: a SuperLink refuses signatures from the future, and old ones."""
+"""Seconds by which a site's clock may be off: a SuperLink refuses signatures from the future, and old ones."""
 
-TOLD = 2.0
-"""From how many seconds on a difference is told: the SuperLink says what time it is in whole ones."""
+WHY = {
+    9: "it is not valid yet: is the clock of one of the two wrong?",
+    10: "it has expired: the server needs another one (`fedmate deploy keys`)",
+    62: "it is for other names: use one of those that `fedmate deploy keys --server` was given",
+    64: "it is for other addresses: use one that `fedmate deploy keys --server` was given",
+    **dict.fromkeys((18, 19, 20), "its authority is unknown here: give its `ca.crt` as `--root-certificates`"),
+}
+"""OpenSSL's numbers of reasons to refuse a certificate."""
 
 
 class Point(NamedTuple):
     """One thing that has to be in order.
 
     Attributes:
-        name: what it is about.
-        is_fine: whether it is.
-        told: how it is.
+        name: of the point.
+        is_fine: whether it is in order.
+        text: how it is.
     """
 
     name: str
     is_fine: bool
-    told: str
+    text: str
 
 
-class Link(NamedTuple):
-    """How a site gets to its SuperLink.
-
-    Attributes:
-        superlink: its address, `HOST:PORT`.
-        root_certificates: the file of the authority that signed its certificate; the system's own if there is none.
-        key: the file of the site's private key, if that is to be looked at.
-    """
-
-    superlink: str
-    root_certificates: Path | None = None
-    key: Path | None = None
-
-
-def check(site: Path | None, link: Link | None, experiment: Path | None) -> Iterator[Point]:
+def check(
+    site: Path | None, superlink: str | None, root_certificates: Path | None, experiment: Path | None
+) -> Iterator[Point]:
     """Yield the points that can be looked at, one after the other.
 
     Args:
         site: the site's file.
-        link: how it gets to its SuperLink.
+        superlink: the address of its SuperLink, `HOST:PORT`.
+        root_certificates: the file of the authority that signed the SuperLink's certificate; the system's if `None`.
         experiment: the file of the experiment whose classes and shape its data has to fit.
     """
-    if link is not None:
-        yield from _link(link)
+    if superlink is not None:
+        yield from _superlink(superlink, root_certificates)
     if site is not None:
-        yield from _data(site, experiment)
+        yield from _site(site, experiment)
 
 
-def _point(name: str, look: Callable[[], str | Point]) -> Point:
-    """Look at something; an error is what is told about it."""
+def _superlink(superlink: str, root_certificates: Path | None) -> Iterator[Point]:
+    host, _, port = superlink.rpartition(":")
     try:
-        told = look()
+        trusted = ssl.create_default_context(cafile=root_certificates)
+        connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=TIMEOUT, context=trusted)
+        with closing(connection):
+            connection.request("GET", "/health")
+            certificate = connection.sock.getpeercert()
+            date = connection.getresponse().headers["date"]
+    except ssl.SSLCertVerificationError as error:
+        reason = WHY.get(error.verify_code, error.verify_message)
+        yield Point("superlink", False, f"the certificate of `{superlink}` is refused, {reason}")
+        return
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        text = f"`{superlink}` is not reached ({error}): are address and `ca.crt` right, and is its port open?"
+        yield Point("superlink", False, text)
+        return
+    until = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), datetime.UTC)
+    soon = ": the server needs another one soon" if until - _now() < SOON else ""
+    yield Point(
+        "superlink", True, f"`{superlink}` is reached over TLS; its certificate is valid until {until:%Y-%m-%d}{soon}"
+    )
+    if date is not None:
+        behind = (parsedate_to_datetime(date) - _now()).total_seconds()
+        is_fine = -MOST_AHEAD < behind < MOST_BEHIND
+        advice = "" if is_fine else "; it would refuse this site's signatures, so set the clock right"
+        text = f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the SuperLink's"
+        yield Point("clock", is_fine, text + advice)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _site(path: Path, experiment: Path | None) -> Iterator[Point]:
+    try:
+        site = read_site(path)
     except FedmateError as error:
-        return Point(name, False, str(error).removesuffix("."))
+        yield Point("site", False, str(error))
+        return
+    yield Point("site", True, f"`{path}` says that `{site.loader.name}` reads its data")
+    yield _point("state", lambda: _state(site.state))
+    if experiment is not None:
+        yield _point("data", lambda: _fit(site, experiment))
+
+
+def _point(name: str, look: Callable[[], str]) -> Point:
+    """Look at something; an error is a point that is not in order."""
+    try:
+        return Point(name, True, look())
+    except FedmateError as error:
+        return Point(name, False, str(error))
     except OSError as error:
         return Point(name, False, f"`{error.filename}` cannot be read ({error.strerror})")
-    return told if isinstance(told, Point) else Point(name, True, told)
 
 
-def _link(link: Link) -> Iterator[Point]:
-    try:
-        reached = reach(link.superlink, link.root_certificates)
-    except FedmateError as error:
-        yield Point("superlink", False, str(error))
-        return
-    left = (reached.until - now()).days
-    soon = f", {left} days: the server needs another one soon" if left < SOON else ""
-    until = f"{reached.until:%Y-%m-%d}{soon}"
-    yield Point("superlink", True, f"`{link.superlink}` is reached over TLS; its certificate is good until {until}")
-    if reached.behind is not None:
-        yield _clock(reached.behind)
-    if link.key is not None:
-        path = link.key
-        yield _point("key", lambda: _key(link, path))
-
-
-def _clock(behind: float) -> Point:
-    is_fine = -MOST_AHEAD < behind < MOST_BEHIND
-    if abs(behind) < TOLD:
-        return Point("clock", True, "this machine's clock agrees with the SuperLink's")
-    where = "behind" if behind > 0 else "ahead of"
-    told = f"this machine's clock is {abs(behind):.0f} s {where} the SuperLink's"
-    return Point("clock", is_fine, told if is_fine else f"{told}, which then refuses its signatures; set it right")
-
-
-def _key(link: Link, path: Path) -> Point:
-    need_cryptography()
-    if is_registered(link.superlink, link.root_certificates, read_key(path)):
-        return Point("key", True, f"`{path}` is registered")
-    hint = (
-        f"have `flwr supernode register {path.name}.pub deploy` run at the server; one that was removed needs a new key"
-    )
-    return Point("key", False, f"`{path}` is not registered; {hint}")
-
-
-def _data(site: Path, experiment: Path | None) -> Iterator[Point]:
-    found = list[SiteFile]()
-
-    def described() -> str:
-        found.append(read_site(site))
-        return f"`{site}` says that `{found[0].loader.name}` reads its data"
-
-    yield _point("site", described)
-    if found:
-        yield _point("state", lambda: _state(found[0].state))
-    if found and experiment is not None:
-        yield _point("data", lambda: _fit(found[0], resolve([load_file(experiment)])))
-
-
-def _state(folder: Path) -> Point:
-    """Look whether the site may write where it keeps what is its own."""
+def _state(folder: Path) -> str:
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return Point("state", False, f"`{folder}` cannot be written to; choose another folder for `state`")
-    told = "will be made" if nearest != folder else "is there"
-    return Point("state", True, f"`{folder}` {told}, for what the site keeps")
+        raise UserError(f"`{folder}` cannot be written to; choose another folder for `state`.")
+    return f"`{folder}` {'will be made' if nearest != folder else 'exists'}, for what the site keeps"
 
 
-def _fit(site: SiteFile, experiment: Experiment) -> str:
+def _fit(site: SiteFile, file: Path) -> str:
+    experiment = resolve([load_file(file)])
     train, test = load_data(site, experiment, keep=False)
-    held = len(set(train.y.tolist()))
-    total = len(experiment.dataset.options["classes"])
-    return (
-        f"{_samples(train)} to train on and {_samples(test)} to test on, of {held} of the experiment's {total} classes"
-    )
-
-
-def _samples(data: ClientData) -> str:
-    return f"{int(data.mask.sum()):,} samples"
+    samples = [f"{int(data.mask.sum()):,}" for data in (train, test)]
+    held, classes = len(set(train.y.tolist())), len(experiment.dataset.options["classes"])
+    return f"{samples[0]} training and {samples[1]} test samples, of {held} of the experiment's {classes} classes"

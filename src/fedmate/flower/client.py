@@ -1,9 +1,8 @@
-"""A client on a machine of its own: it answers requests, and keeps its state to itself."""
+"""A client in a process of its own: it answers requests, and keeps its state to itself."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -17,88 +16,71 @@ from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, num_bytes, select, unmapped
 from fedmate.core.serialise import DamagedError, fit_to
 from fedmate.flower.client_state import ClientState
-from fedmate.flower.messages import Answer, Leaves, Metrics, PublicError, Request
+from fedmate.flower.messages import Answer, MessageError, Metrics, Request
 
 FLOAT_BYTES = 8
-"""What a number of the metrics takes."""
-
-
-def now() -> str:
-    """Say what time it is, for a log that is read far from here."""
-    return moment(time.time())
-
-
-def moment(seconds: float) -> str:
-    """Write a time as sites' logs have it, in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-class MessageError(PublicError):
-    """A download that is not what this experiment's server sends."""
+"""Of a number in the metrics."""
 
 
 @final
 @dataclass(frozen=True)
-class Site:
+class Client:
     """One client, ready to answer.
 
     Attributes:
-        client: its number.
-        num_clients: how many there are in all.
+        number: which client it is.
+        num_clients: how many there are.
         method: with its setup, as the server has it.
-        data: what it holds.
-        test: what its models are tried on.
+        data: its samples.
+        test: the samples that its models are tested on.
         key: the experiment's randomness.
-        store: where its state is kept.
-        clock: says what time it is, for the log.
+        state: where its state is kept.
         precision: of products on a GPU.
-        describe: puts a model of its own together with what has to be known about it, as a file has it; given the
-            number of rounds behind it. Without it no model is kept.
-        reports_own: whether of each view it tells its accuracy on its own test alone, one number; otherwise those of
-            all classes, as the server of a simulation wants them.
+        describe: makes the file of its own model, given parameters and the number of rounds done; without it no model
+            is kept.
+        reports_own: whether it reports one accuracy for each view, on its own test; otherwise those of all classes, as
+            the server of a simulation needs them.
     """
 
-    client: int
+    number: int
     num_clients: int
     method: Method
     data: ClientData
     test: ClientData
     key: Tensor
-    store: ClientState
-    clock: Callable[[], str]
+    state: ClientState
     precision: Precision = "strict"
     describe: Callable[[Tree, int], bytes] | None = None
     reports_own: bool = False
 
     def answer(self, request: Request) -> Answer:
-        """Do what is asked; nobody else may be at it meanwhile."""
-        with self.store.claim(), torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device), unmapped():
+        """Do what is asked; a second process that tries the same meanwhile gets `BusyError`."""
+        with self.state.lock(), torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device), unmapped():
             return self._train(request) if request.kind == "train" else self._view(request)
 
     def _train(self, request: Request) -> Answer:
-        state = self.store.begin(request.round, self._initial())
+        state = self.state.begin(request.round, self._initial())
         download = self._download(request, request.round)
-        key, test = self._key(request), self.test if request.evaluate else None
-        trained = train_client(self.method, request.round, state, download, self.data, key, test)
-        # On the disk before anything leaves: a site never forgets what it has told.
-        self.store.keep(request.round, state, trained.client)
+        test = self.test if request.evaluate else None
+        trained = train_client(self.method, request.round, state, download, self.data, self._key(request), test)
+        # On the disk before anything leaves: a client never forgets what it has sent.
+        self.state.save(request.round, state, trained.client)
         metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
-        return self._told(request, trained.upload, metrics | self._report(trained.views))
+        return self._logged(request, trained.upload, metrics | self._report(trained.views))
 
     def _view(self, request: Request) -> Answer:
-        """Evaluate what the client would hold after the next broadcast; the state stays as it is."""
-        state = self.store.begin(request.round + 1, self._initial())
+        """Evaluate the model that the client would have after the next broadcast; its state stays as it is."""
+        state = self.state.begin(request.round + 1, self._initial())
         download = self._download(request, request.round + 1)
         seen = view_client(self.method, state, download, self.data, self._key(request), self.test)
         if self.describe is not None:
-            self.store.keep_model(self.describe(seen.personal, request.round + 1))
-        return self._told(request, {}, self._report(seen.views))
+            self.state.save_model(self.describe(seen.personal, request.round + 1))
+        return self._logged(request, {}, self._report(seen.views))
 
-    def _told(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
-        """Write down what leaves, and return it."""
-        numbers = sum(map(len, metrics.values()))
+    def _logged(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
+        """Write the bytes of an answer to the audit log, and return it."""
         parts = {part: num_bytes({part: content}) for part, content in upload.items()}
-        self.store.log(self.clock(), request.round, {**parts, "metrics": FLOAT_BYTES * numbers})
+        self.state.log(request.round, {**parts, "metrics": FLOAT_BYTES * sum(map(len, metrics.values()))})
         return Answer(flatten(upload), metrics)
 
     def _report(self, views: Tree) -> Metrics:
@@ -108,20 +90,18 @@ class Site:
         return {name: [_weighted(accuracies[1], counts)] for name, accuracies in views.items()}
 
     def _initial(self) -> Tree:
-        return self.method.init_client(self.method.setup.model.init_params(), fold(self.key, "client", self.client))
+        return self.method.init_client(self.method.setup.model.init_params(), fold(self.key, "client", self.number))
 
     def _key(self, request: Request) -> Tensor:
-        return fold(self.key, "round", request.round, self.client)
+        return fold(self.key, "round", request.round, self.number)
 
     def _download(self, request: Request, round_number: int) -> Tree:
-        """Give what arrived the structure of a download, or raise `MessageError`."""
-        start = self.method.init_server(
-            self.method.setup.model.init_params(), self.num_clients, fold(self.key, "server")
-        )
-        everything = self.method.download(start, torch.tensor(self.client, device=self.key.device))
-        expected = select(everything, self.method.wire(round_number).down)
+        """Give the arrays that arrived the structure of a download, or raise `MessageError`."""
+        params, method = self.method.setup.model.init_params(), self.method
+        start = method.init_server(params, self.num_clients, fold(self.key, "server"))
+        everything = method.download(start, torch.tensor(self.number, device=self.key.device))
         try:
-            return fit_to(Leaves(request.download), expected)
+            return fit_to(dict(request.download), select(everything, method.wire(round_number).down))
         except DamagedError as error:
             raise MessageError(
                 f"the download of round {request.round + 1} is none of this experiment: {error}"
@@ -129,7 +109,7 @@ class Site:
 
 
 def _weighted(accuracies: Tensor, counts: Tensor) -> float:
-    """Weigh classes as the client holds them; one without a test sample does not count, and NaN says that none does."""
+    """Weigh classes as the client holds them, without those that its test lacks; NaN if none is left."""
     known = ~accuracies.isnan()
     weights = counts[known] / counts[known].sum()
     return float((accuracies[known].double() * weights).sum()) if counts[known].any() else math.nan

@@ -1,39 +1,42 @@
 """The keys of a federation, as files in one folder.
 
-ca.crt ca.key            the authority: its certificate goes to every site, its key stays where it is
-server.crt server.key    what the SuperLink shows to the sites, signed by the authority
-NAME NAME.pub            what a site shows to the SuperLink: the public half is registered there
+ca.crt ca.key            the authority: its certificate goes to every site, its key stays in the folder
+server.crt server.key    the SuperLink's certificate, signed by the authority, and its key
+NAME NAME.pub            a site's key for Flower's node authentication; the public half is registered at the SuperLink
 
-Nothing is overwritten. What exists is used again, so that a site can be added later, and what a kill left half done is
-completed.
+Existing files stay as they are and are used again, so that a site can be added later.
 """
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedmate import storage
 from fedmate.errors import UserError
-from fedmate.flower import certificates
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-DAYS = 397
-"""How long a server's certificate is good: a little over a year, as on the web."""
 
 AUTHORITY_DAYS = 3650
-"""How long the authority's is: a new one means a new file for every site."""
 
-HERE = ("localhost", "127.0.0.1", "::1")
-"""What a SuperLink's own processes, and whoever runs it, call its machine."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Names of the SuperLink's machine for its own processes."""
 
-TAKEN = ("ca", "server")
 MOST_SITES = 1000
 
 
@@ -42,7 +45,7 @@ class Item(NamedTuple):
 
     Attributes:
         path: where it is.
-        is_new: whether it was not there before.
+        is_new: whether it was made now.
         place: where it belongs.
     """
 
@@ -51,22 +54,21 @@ class Item(NamedTuple):
     place: str
 
 
-def make_keys(folder: Path, servers: Sequence[str], sites: Sequence[str], days: int = DAYS) -> list[Item]:
-    """Make what is missing of the keys of sites, and of a server if names for it are given.
+def make_keys(folder: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> list[Item]:
+    """Make the missing keys of sites, and of a server if names for it are given.
 
     Args:
         folder: where they are kept.
         servers: the names and addresses by which sites reach the server.
         sites: their names.
-        days: how long the server's certificate is good.
+        days: how long the server's certificate is valid.
     """
-    certificates.need_cryptography()
-    names = list(dict.fromkeys([*map(_checked_server, servers), *HERE])) if servers else []
+    names = [_server_name(name) for name in servers]
     try:
         storage.make_folder(folder)
     except FileExistsError:
         raise UserError(f"`{folder}` is a file; give a folder.") from None
-    items = _server_items(folder, names, days) if names else []
+    items = _server_items(folder, [*dict.fromkeys([*names, *LOCAL])], days) if names else []
     for site in sites:
         items += _site_items(folder, site)
     return items
@@ -78,117 +80,143 @@ def site_names(text: str) -> list[str]:
     >>> site_names("2"), site_names("berlin, essen")
     (['site-0', 'site-1'], ['berlin', 'essen'])
     """
-    if re.fullmatch(r"\s*[0-9]+\s*", text):
-        if not 1 <= int(text) <= MOST_SITES:
-            raise UserError(f"`--sites` got {text.strip()}; give a number from 1 to {MOST_SITES}, or names.")
-        return [f"site-{i}" for i in range(int(text))]
     names = [name.strip() for name in text.split(",")]
+    if len(names) == 1 and names[0].isdecimal():
+        if not 1 <= int(names[0]) <= MOST_SITES:
+            raise UserError(f"`--sites` got {names[0]}; give a number from 1 to {MOST_SITES}, or names.")
+        return [f"site-{i}" for i in range(int(names[0]))]
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) or name.lower() in TAKEN:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) or name.lower() in ("ca", "server"):
             raise UserError(
-                f"`--sites` got `{name}`, which cannot be a site's name; use letters, digits, `-` and `_`, "
-                f"and neither {' nor '.join(f'`{taken}`' for taken in TAKEN)}."
+                f"`--sites` got `{name}`, which cannot be a site's name; use letters, digits, `-` and `_`, and neither "
+                "`ca` nor `server`."
             )
-    return list(dict.fromkeys(names))
+    return names
 
 
-# -------------------- the server
+def _server_name(name: str) -> str:
+    """Return a name or an address of the server as certificates have it."""
+    try:
+        return str(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        # A name that ends with a number is meant to be an address.
+        if re.fullmatch(r"([a-z0-9-]{1,63}\.)*[a-z0-9-]*[a-z][a-z0-9-]*", name.lower()):
+            return name.lower()
+        raise UserError(f"`--server` got `{name}`; give the name or address of a machine, without a port.") from None
 
 
-def _server_items(folder: Path, names: Sequence[str], days: int) -> list[Item]:
-    """Make a server's certificate if there is none, and an authority to sign it."""
-    path = folder / "server.crt"
-    if path.exists():
-        _check_covers(path, names)
-        made = dict.fromkeys(("ca.key", "ca.crt", "server.key", "server.crt"), False)
-    else:
-        authority_key, authority, made = _authority(folder)
-        key, made["server.key"] = _key(folder / "server.key")
-        certificate = certificates.new_server(key, names, days, authority, authority_key)
-        storage.write_new(path, certificates.as_pem(certificate))
-        made["server.crt"] = True
-    until = f"{certificates.read_certificate(path).not_valid_after_utc:%Y-%m-%d}"
-    places = {
-        "ca.key": "stays here, out of reach: whoever has it can pose as the server",
-        "ca.crt": "to the server and to every site",
-        "server.key": "to the server alone",
-        "server.crt": f"to the server; good until {until}",
-    }
-    return [Item(folder / name, is_new, places[name]) for name, is_new in made.items() if (folder / name).exists()]
+def _server_items(folder: Path, names: list[str], days: int) -> list[Item]:
 
-
-def _authority(folder: Path) -> tuple[EllipticCurvePrivateKey, x509.Certificate, dict[str, bool]]:
-    """Return the authority, and which of its files are new."""
-    path, key_path = folder / "ca.crt", folder / "ca.key"
-    if path.exists() and not key_path.exists():
-        raise UserError(f"`{key_path}` is missing beside `ca.crt`; put it back, or choose another folder.")
-    key, key_is_new = _key(key_path)
-    is_new = not path.exists()
-    if is_new:
-        storage.write_new(path, certificates.as_pem(certificates.new_authority(key, AUTHORITY_DAYS)))
-    certificate = certificates.read_certificate(path)
-    if certificate.public_key() != key.public_key():
-        raise UserError(f"`{key_path}` is not the key of `ca.crt`; put the right one back.")
-    if certificate.not_valid_after_utc <= certificates.now():
-        raise UserError(f"`{path}` is no longer good; choose another folder, and give sites the `ca.crt` made there.")
-    return key, certificate, {"ca.key": key_is_new, "ca.crt": is_new}
-
-
-def _key(path: Path) -> tuple[EllipticCurvePrivateKey, bool]:
-    """Return a key, and whether it had to be made."""
-    is_new = not path.exists()
-    if is_new:
-        storage.write_new(path, certificates.key_as_pem(certificates.new_key()), storage.PRIVATE)
-    return certificates.read_key(path), is_new
-
-
-def _check_covers(path: Path, names: Sequence[str]) -> None:
-    covered = certificates.names_of(certificates.read_certificate(path))
+    authority_key, ca_key_is_new = _key(folder / "ca.key")
+    authority, ca_is_new = _certificate(
+        folder / "ca.crt", lambda: _sign("fedmate authority", authority_key, AUTHORITY_DAYS, authority_key, None, [])
+    )
+    if authority.public_key() != authority_key.public_key():
+        raise UserError(f"`{folder / 'ca.key'}` is not the key of `ca.crt`; put the right one back.")
+    key, key_is_new = _key(folder / "server.key")
+    certificate, is_new = _certificate(
+        folder / "server.crt", lambda: _sign("fedmate server", key, days, authority_key, authority, names)
+    )
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    covered = [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
     missing = next((name for name in names if name not in covered), None)
     if missing is not None:
         raise UserError(
-            f"`{path}` is for {', '.join(covered) or 'nobody'} and not for `{missing}`; "
-            "move it elsewhere to have another one made."
+            f"`{folder / 'server.crt'}` is for {', '.join(covered)} and not for `{missing}`; move it elsewhere to have "
+            "another one made."
         )
-
-
-def _checked_server(name: str) -> str:
-    """Return a name or an address of the server as certificates have it."""
-    try:
-        address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        if _is_host(name.lower()):
-            return name.lower()
-        raise UserError(
-            f"`--server` got `{name}`, which is no name and no address of a machine; give one, without a port."
-        ) from None
-    if address.is_unspecified:
-        raise UserError(f"`--server` got `{name}`, which stands for any address; give the one that sites connect to.")
-    return str(address)
-
-
-def _is_host(name: str) -> bool:
-    labels = name.split(".")
-    fit = all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", label) for label in labels)
-    # What ends with a number is meant to be an address.
-    return fit and len(name) < 254 and not labels[-1].isdecimal()
-
-
-# -------------------- sites
+    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    return [
+        Item(folder / "ca.key", ca_key_is_new, "stays here, out of reach: with it anybody can pose as the server"),
+        Item(folder / "ca.crt", ca_is_new, "to the server and to every site"),
+        Item(folder / "server.key", key_is_new, "to the server alone"),
+        Item(folder / "server.crt", is_new, f"to the server; valid until {until}"),
+    ]
 
 
 def _site_items(folder: Path, site: str) -> list[Item]:
-    """Make a site's pair of keys; a public half that is missing is made from the private one."""
+    """Make a site's pair of keys; a missing public half is made from the private one."""
     private, public = folder / site, folder / f"{site}.pub"
-    if public.exists() and not private.exists():
-        # A site that made its keys itself, or was given them, keeps the private one.
-        return [Item(public, False, "to the server, to be registered there")]
-    is_new, public_is_new = not private.exists(), not public.exists()
-    if is_new:
-        storage.write_new(private, certificates.key_as_ssh(certificates.new_key()), storage.PRIVATE)
+    items = []
+    # A site that made its keys itself keeps the private one.
+    if private.exists() or not public.exists():
+        key, is_new = _key(private, openssh=True)
+        items.append(Item(private, is_new, f"to {site} alone"))
+    public_is_new = not public.exists()
     if public_is_new:
-        storage.write_new(public, certificates.public_as_ssh(certificates.read_key(private), site))
-    return [
-        Item(private, is_new, f"to {site} alone"),
-        Item(public, public_is_new, "to the server, to be registered there"),
-    ]
+        line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode()
+        storage.write_new(public, line)
+    return [*items, Item(public, public_is_new, "to the server, to be registered there")]
+
+
+def _key(path: Path, *, openssh: bool = False) -> tuple[ec.EllipticCurvePrivateKey, bool]:
+    """Return the private key in a file, and whether it was made now: ECDSA on P-384, as a SuperLink takes it."""
+    is_new = not path.exists()
+    if is_new:
+        if path.name == "ca.key" and path.with_name("ca.crt").exists():
+            raise UserError(f"`{path}` is missing beside `ca.crt`; put it back, or choose another folder.")
+        form = PrivateFormat.OpenSSH if openssh else PrivateFormat.PKCS8
+        made = ec.generate_private_key(ec.SECP384R1()).private_bytes(Encoding.PEM, form, NoEncryption())
+        storage.write_new(path, made, storage.PRIVATE)
+    try:
+        key = (load_ssh_private_key if openssh else load_pem_private_key)(path.read_bytes(), None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"`{path}` is no elliptic-curve private key without a password; move it elsewhere.")
+    return key, is_new
+
+
+def _certificate(path: Path, make: Callable[[], x509.Certificate]) -> tuple[x509.Certificate, bool]:
+    """Return the certificate in a file, and whether it was made now."""
+    is_new = not path.exists()
+    if is_new:
+        storage.write_new(path, make().public_bytes(Encoding.PEM))
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise UserError(f"`{path}` is no certificate in PEM form; move it elsewhere.") from None
+    if certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
+        raise UserError(f"`{path}` has expired; move it elsewhere to have another one made.")
+    return certificate, is_new
+
+
+def _sign(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    authority_key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate | None,
+    servers: Sequence[str],
+) -> x509.Certificate:
+    """Make a certificate: of a server under these names, or without an `authority` that of the authority itself."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if authority is None else authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # A site's clock may be behind.
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    if authority is None:
+        signs = x509.KeyUsage(*[False] * 5, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(signs, critical=True)
+    else:
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_san, servers))), critical=False)
+        builder = builder.add_extension(identifier, critical=False)
+    return builder.sign(authority_key, SHA384())
+
+
+def _san(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

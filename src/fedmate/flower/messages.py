@@ -1,31 +1,53 @@
-"""What crosses between a server and its sites, whoever carries it."""
+"""What a server and its clients send each other, and how it travels in Flower's records.
+
+request   ArrayRecord `download`; ConfigRecord `request`: experiment, client, kind, round, evaluate
+answer    ArrayRecord `upload`; MetricRecord `metrics`: lists of floats by name
+error     ConfigRecord `error`: reason
+query     nothing; a node answers with ConfigRecord `node`: partition, fedmate
+
+An array travels as the raw bytes of its numbers, little end first: a message has as many as the run's record counts.
+Reading it executes nothing, and its receiver compares all paths, shapes and types with those that it expects.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedmate.errors import FedmateError
+
+if TYPE_CHECKING:
+    from flwr.app import Array, ArrayRecord, RecordDict
 
 Leaves: TypeAlias = dict[str, Tensor]
 """A tree as it travels: its leaves by path."""
 
 Metrics: TypeAlias = dict[str, list[float]]
-"""Numbers that a site reports: `losses` before and after training, `valid`, and the accuracies of its views by name."""
+"""Numbers that a client reports: `losses` before and after training, `valid`, and the accuracies of views by name."""
 
 Kind: TypeAlias = Literal["train", "view"]
 
+STYPE = "fedmate.raw"
+"""Flower's name for the form of an array's bytes; it only reads its own."""
+
+DTYPES = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "int32": "<i4", "uint8": "|u1", "bool": "|u1"}
+"""The types that travel, and how numpy names their bytes."""
+
+LONGEST = 300
+"""How many characters of a text from elsewhere are shown."""
+
 
 class Request(NamedTuple):
-    """What a server asks of a client.
+    """A server's request to a client.
 
     Attributes:
-        kind: `train`: take part in a round. `view`: say how good the model is that this download makes.
+        kind: `train`: take part in a round. `view`: evaluate the model that this download makes.
         round: t, from 0.
-        evaluate: whether to evaluate what training leads to.
+        evaluate: whether to evaluate the result of training.
         download: the parts that cross, by path.
     """
 
@@ -36,11 +58,11 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client answers.
+    """A client's answer.
 
     Attributes:
-        upload: the parts that cross, by path; nothing for a view.
-        metrics: what it reports.
+        upload: the parts that cross, by path; empty for a view.
+        metrics: the numbers that it reports.
     """
 
     upload: Leaves
@@ -48,7 +70,7 @@ class Answer(NamedTuple):
 
 
 class ErrorReply(NamedTuple):
-    """Why there is no answer: a sentence without its end."""
+    """The reason why there is no answer, without a full stop."""
 
     reason: str
 
@@ -56,18 +78,143 @@ class ErrorReply(NamedTuple):
 Reply: TypeAlias = Answer | ErrorReply
 
 
+class Address(NamedTuple):
+    """The token of an experiment and the number of one of its clients."""
+
+    experiment: str
+    client: int
+
+
+class Introduction(NamedTuple):
+    """A node's client number and its version of fedmate."""
+
+    partition: int
+    fedmate: str
+
+
 class PublicError(FedmateError):
-    """Why there is no answer, in words that may leave the site: they say nothing of its data, its files or its user."""
+    """A reason that may leave the site: it says nothing of its data, its files or its user."""
 
 
-class Transport(ABC):
-    """Brings requests to clients and answers back."""
+class MessageError(PublicError):
+    """A message with other content than declared."""
 
-    @abstractmethod
-    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
-        """Return what each client answered; one that did not has a error, and none is missing.
 
-        Args:
-            requests: by client.
-            wanted: how many answers are needed: clients that are away are waited for until so many are there.
-        """
+def sentence(text: str) -> str:
+    """Return the first line of a text from elsewhere, without control characters."""
+    lines = text.strip().splitlines() or ["without a reason"]
+    return "".join(mark if mark.isprintable() else "?" for mark in lines[0])[:LONGEST]
+
+
+def write_request(address: Address, request: Request) -> RecordDict:
+    """Return a request as records."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    asked = {"kind": request.kind, "round": request.round, "evaluate": request.evaluate}
+    return RecordDict({"download": _arrays(request.download), "request": ConfigRecord({**address._asdict(), **asked})})
+
+
+def read_request(content: RecordDict) -> tuple[Address, Request]:
+    """Return the request and its address, or raise `MessageError`."""
+    _check_names(content, {"download", "request"})
+    types = {"experiment": str, "client": int, "kind": str, "round": int, "evaluate": bool}
+    found = _entries(content, "request", types)
+    if found["kind"] not in get_args(Kind) or found["round"] < 0:
+        raise MessageError("`request` has an unknown kind or a negative round")
+    request = Request(found["kind"], found["round"], found["evaluate"], _leaves(content, "download"))
+    return Address(found["experiment"], found["client"]), request
+
+
+def write_answer(answer: Reply) -> RecordDict:
+    """Return an answer, or the reason why there is none, as records."""
+    from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+    if isinstance(answer, ErrorReply):
+        return RecordDict({"error": ConfigRecord({"reason": sentence(answer.reason)})})
+    return RecordDict({"upload": _arrays(answer.upload), "metrics": MetricRecord(dict(answer.metrics))})
+
+
+def read_answer(content: RecordDict) -> Reply:
+    """Return the answer to a request, or raise `MessageError`."""
+    if "error" in content:
+        return _error(content)
+    _check_names(content, {"upload", "metrics"})
+    metrics = dict(_record(content, "metrics", "MetricRecord"))
+    for values in metrics.values():
+        if not isinstance(values, list) or any(type(value) is not float for value in values):
+            raise MessageError("`metrics` holds something else than lists of floats")
+    return Answer(_leaves(content, "upload"), metrics)
+
+
+def write_introduction(node: Introduction | ErrorReply) -> RecordDict:
+    """Return a node's introduction, or the reason why there is none, as records."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    if isinstance(node, ErrorReply):
+        return write_answer(node)
+    return RecordDict({"node": ConfigRecord(node._asdict())})
+
+
+def read_introduction(content: RecordDict) -> Introduction | ErrorReply:
+    """Return a node's introduction, or raise `MessageError`."""
+    if "error" in content:
+        return _error(content)
+    _check_names(content, {"node"})
+    found = _entries(content, "node", {"partition": int, "fedmate": str})
+    return Introduction(found["partition"], sentence(found["fedmate"]))
+
+
+def _error(content: RecordDict) -> ErrorReply:
+    _check_names(content, {"error"})
+    return ErrorReply(sentence(_entries(content, "error", {"reason": str})["reason"]))
+
+
+def _check_names(content: RecordDict, names: set[str]) -> None:
+    if {*content} != names:
+        found = ", ".join(f"`{sentence(name)}`" for name in content)
+        raise MessageError(f"the message holds {found or 'nothing'} instead of {', '.join(sorted(names))}")
+
+
+def _record(content: RecordDict, name: str, kind: str) -> Mapping[str, Any]:
+    record = content[name]
+    if type(record).__name__ != kind:
+        raise MessageError(f"`{name}` is a `{type(record).__name__}`, not a `{kind}`")
+    return record
+
+
+def _entries(content: RecordDict, name: str, types: Mapping[str, type]) -> dict[str, Any]:
+    """Return the entries of a record if they have exactly these types: to Python, true is an integer."""
+    record = dict(_record(content, name, "ConfigRecord"))
+    if {key: type(value) for key, value in record.items()} != types:
+        raise MessageError(f"`{name}` has other entries than {', '.join(types)}, or entries of another type")
+    return record
+
+
+def _arrays(leaves: Leaves) -> ArrayRecord:
+    from flwr.app import ArrayRecord
+
+    return ArrayRecord({path: _array(leaf) for path, leaf in leaves.items()})
+
+
+def _array(leaf: Tensor) -> Array:
+    from flwr.app import Array
+
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    numbers = leaf.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False)
+    return Array(dtype=dtype, shape=tuple(leaf.shape), stype=STYPE, data=numbers.tobytes())
+
+
+def _leaves(content: RecordDict, name: str) -> Leaves:
+    return {path: _tensor(f"{name}/{path}", array) for path, array in _record(content, name, "ArrayRecord").items()}
+
+
+def _tensor(place: str, array: Array) -> Tensor:
+    try:
+        if array.stype != STYPE or place != sentence(place):
+            raise ValueError
+        numbers = np.frombuffer(array.data, DTYPES[array.dtype]).reshape(array.shape)
+        # A copy in this machine's byte order; any byte but 0 makes a true value.
+        own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
+        return own.to(getattr(torch, array.dtype))
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+        raise MessageError(f"`{sentence(place)}` has bytes that do not fit its type and shape") from None

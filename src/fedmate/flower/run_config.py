@@ -1,4 +1,4 @@
-"""What `flwr run --run-config` says: which experiment of the app's folder, and what to change in it."""
+"""The run config of `flwr run`: an experiment of the app's folder, and changes to it."""
 
 from __future__ import annotations
 
@@ -15,60 +15,54 @@ from fedmate.experiment.user_inputs import UserInputs
 BACKEND = "flower"
 SOURCE = "`set` of the run config"
 
-KINDS: dict[str, tuple[type, ...]] = {
+KEYS: dict[str, tuple[type, ...]] = {
     "experiment": (str,),
     "set": (str,),
     "out": (str,),
     "min-clients": (int,),
     "patience": (int, float),
 }
-"""What the run config holds."""
+"""Of the run config, with their types."""
 
 WORD = re.compile(r"""(?:[^\s"'\[\]]|"[^"]*"|'[^']*'|\[[^\]]*\])+""")
-"""One assignment: without blanks, but for those in quotation marks and brackets."""
+"""One assignment: without blanks, except in quotation marks and brackets."""
 
 
 def request_of(run_config: Mapping[str, Any], folder: Path) -> Request:
-    """Return what is asked for, or raise `UserError`.
+    """Return the request for a run, or raise `UserError`.
 
     Args:
         run_config: Flower's, with the keys that the app declares.
         folder: the app's, where experiments lie.
     """
-    for key, kinds in KINDS.items():
-        value = run_config.get(key)
-        if not isinstance(value, kinds) or isinstance(value, bool):
+    for key, kinds in KEYS.items():
+        if type(run_config.get(key)) not in kinds:
             wanted = "a string" if kinds == (str,) else "a number"
-            raise UserError(f"`{key}` of the run config is {value!r}; give {wanted}.")
-    values = parse_assignments(run_config["set"]).values
+            raise UserError(f"`{key}` of the run config is {run_config.get(key)!r}; give {wanted}.")
+    values = _assignments(run_config["set"])
     for key in ("min-clients", "patience"):
         # Zero leaves it to the experiment.
         if run_config[key]:
             values[key.replace("-", "_")] = run_config[key]
-    asked = Request(base=_experiment(run_config["experiment"], folder), settings=ConfigSource(SOURCE, values))
-    (chosen,) = compose(asked)
+    base = _experiment(run_config["experiment"], folder)
+    (chosen,) = compose(Request(base=base, settings=ConfigSource(SOURCE, values)))
     if chosen.general.backend not in ("auto", BACKEND):
         raise UserError(f"`backend` is `{chosen.general.backend}`, but `flwr run` runs on Flower; leave it out.")
     settings = ConfigSource(SOURCE, {**values, "backend": BACKEND})
-    return asked._replace(settings=settings, inputs=UserInputs(is_deployed=True))
+    return Request(base=base, settings=settings, inputs=UserInputs(is_deployed=True))
 
 
 def experiment_of(run_config: Mapping[str, Any], folder: Path) -> Experiment:
-    """Return the experiment that is asked for, or raise `UserError`."""
+    """Return the experiment of a run config, or raise `UserError`."""
     (experiment,) = compose(request_of(run_config, folder))
     return experiment
 
 
-def parse_assignments(text: str) -> ConfigSource:
+def _assignments(text: str) -> dict[str, Any]:
     """Read assignments as those of `fedmate run --set`, with blanks between."""
     if WORD.sub("", text).strip():
-        raise UserError(
-            f"`set` of the run config is `{text}`, where a quotation mark or bracket stands alone; close it."
-        )
-    try:
-        return parse_set(WORD.findall(text))
-    except UserError as error:
-        raise UserError(str(error).replace("`--set`", SOURCE)) from None
+        raise UserError(f"{SOURCE} is `{text}`, where a quotation mark or bracket stands alone; close it.")
+    return dict(parse_set(WORD.findall(text), "set").values)
 
 
 def _experiment(name: str, folder: Path) -> ConfigSource:

@@ -1,10 +1,10 @@
-"""The server of a Flower app: it runs one experiment, with the same round loop as everywhere, over Flower's grid."""
+"""The server of a Flower app: it runs one experiment with the usual round loop, over Flower's grid."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,12 @@ from rich.console import Console
 from fedmate.data.paths import expand
 from fedmate.errors import DivergedError, FedmateError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs
+from fedmate.experiment.prepare import PreparedRun, new_runs, resumed_runs
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import run
-from fedmate.flower.backend import Flower, Reach, Work
-from fedmate.flower.messages import Transport
+from fedmate.flower.backend import Connect, Federated, Flower
 from fedmate.flower.run_config import request_of
-from fedmate.flower.transport import PAUSE, GridTransport, reached
+from fedmate.flower.transport import PAUSE, GridTransport, Transport, reached
 from fedmate.progress import Lines
 from fedmate.report.tables import comparison
 
@@ -33,11 +32,11 @@ START = 30.0
 """Seconds in which a simulation has all of its nodes."""
 
 LATECOMERS = 70.0
-"""Seconds to wait for more nodes once a run that goes on has enough: one that was killed is let in after a minute."""
+"""Seconds to wait for more nodes once a resumed run has enough: Flower lets a killed node in after a minute."""
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
-    """Run the experiment that a run config names; an error is said in a sentence, and ends Flower's run as failed.
+    """Run the experiment that a run config names; an error is printed as a sentence, and Flower's run fails.
 
     Args:
         grid: Flower's.
@@ -48,44 +47,43 @@ def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
     conduct(run_config, folder, over(grid, console), console)
 
 
-def conduct(run_config: Mapping[str, Any], folder: Path, reach: Reach, console: Console) -> None:
+def conduct(run_config: Mapping[str, Any], folder: Path, connect: Connect, console: Console) -> None:
     """Do what `serve` does, wherever clients are."""
     try:
-        with _opened(request_of(run_config, folder), run_config["out"]) as job:
-            _run(job, reach, console)
+        request, out = request_of(run_config, folder), run_config["out"]
+        place = expand("out", out).absolute() if out else None
+        with resumed_runs(request, place) if place is not None and place.exists() else new_runs(request, place) as jobs:
+            (job,) = jobs
+            _run(job._replace(folder=job.folder.absolute()), connect, console)
     except (FedmateError, OSError) as error:
-        text = _in_other_words(str(error))
-        console.out(f"Error: {text}", highlight=False)
-        raise type(error)(text) from None
+        console.out(f"Error: {error}", highlight=False)
+        raise
 
 
-def over(grid: Grid, console: Console) -> Reach:
-    """Return what makes the nodes of a grid reachable; they are waited for at the start, those of a simulation all."""
-    # The only sign of a simulation; there Flower loses messages once a worker has died.
+def over(grid: Grid, console: Console) -> Connect:
+    """Return the function that reaches the nodes of a grid; it waits for them, in a simulation for all."""
+    # The only sign of a simulation, in which Flower loses messages once a worker has died.
     virtual = type(grid).__name__ == "InMemoryGrid"
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Transport]:
-        # A run that goes on may have lost a site for good.
-        enough = work.min_clients if work.done and not virtual else work.clients
-        found = _wait(grid, work.clients, enough, START if virtual else work.patience, console)
-        if virtual and found != work.clients:
+    def connect(run: Federated) -> Iterator[Transport]:
+        # A resumed run may have lost a site for good.
+        enough = run.min_clients if run.done and not virtual else run.clients
+        found = _wait(grid, run.clients, enough, START if virtual else run.patience, console)
+        if virtual and found != run.clients:
             raise UserError(
-                f"the simulation has {found} nodes, but the experiment has {work.clients} clients; set the number of "
-                f"nodes to that: `flwr run . local --federation-config num-supernodes={work.clients}`."
+                f"the simulation has {found} nodes, but the experiment has {run.clients} clients; set the number of "
+                f"nodes to that: `flwr run . local --federation-config num-supernodes={run.clients}`."
             )
-        alive: Callable[[], bool] | None = (lambda: True) if virtual else None
-        yield GridTransport(grid, work.experiment, patience=work.patience, alive=alive)
+        alive = (lambda: True) if virtual else None
+        yield GridTransport(grid, run.experiment, patience=run.patience, alive=alive)
 
-    return reach
+    return connect
 
 
 def _wait(grid: Grid, wanted: int, enough: int, patience: float, console: Console) -> int:
-    """Wait until there are as many nodes as wanted, or patience has ended; return how many there are.
-
-    Once there are `enough`, the others get `LATECOMERS` seconds at most.
-    """
-    deadline, told = time.monotonic() + patience, -1
+    """Wait up to `patience` seconds for nodes, or `LATECOMERS` once there are `enough`; return how many there are."""
+    deadline, shown = time.monotonic() + patience, -1
     while True:
         with reached():
             found = len(list(grid.get_node_ids()))
@@ -93,25 +91,14 @@ def _wait(grid: Grid, wanted: int, enough: int, patience: float, console: Consol
             return found
         if found >= enough:
             deadline = min(deadline, time.monotonic() + LATECOMERS)
-        if found != told:
+        if found != shown:
             left = max(0.0, deadline - time.monotonic())
             console.out(f"{found} of {wanted} nodes are connected; waiting up to {left:.0f} s.", highlight=False)
-            told = found
+            shown = found
         time.sleep(PAUSE)
 
 
-@contextmanager
-def _opened(request: Request, out: str) -> Iterator[PreparedRun]:
-    """Begin a record, or go on with the one in `out`."""
-    folder = expand("out", out).absolute() if out else None
-    opened: AbstractContextManager[list[PreparedRun]]
-    opened = new_runs(request, folder) if folder is None or not folder.exists() else resumed_runs(request, folder)
-    with opened as jobs:
-        (job,) = jobs
-        yield job._replace(folder=job.folder.absolute())
-
-
-def _run(job: PreparedRun, reach: Reach, console: Console) -> None:
+def _run(job: PreparedRun, connect: Connect, console: Console) -> None:
     console.out(f"Record: {job.folder}", highlight=False)
     for note in job.warnings:
         console.out(f"Note: {note}", highlight=False)
@@ -120,7 +107,7 @@ def _run(job: PreparedRun, reach: Reach, console: Console) -> None:
         return
     backend = job.built.backend
     assert isinstance(backend, Flower)
-    backend.reach = reach
+    backend.connect = connect
     try:
         run(job.built, job.folder, Lines(console))
     except (DivergedError, UserError):
@@ -134,10 +121,3 @@ def _run(job: PreparedRun, reach: Reach, console: Console) -> None:
         raise
     table = comparison([Record(job.folder).summary])
     console.print(table, highlight=False, width=max(console.width, console.measure(table).minimum), crop=False)
-
-
-def _in_other_words(sentence: str) -> str:
-    """Speak of the run config, where the command line has options."""
-    advice = "`--resume` needs no other words, and a new run needs `--out`"
-    sentence = sentence.replace(advice, "a new run needs another `out`")
-    return sentence.replace("`--out`", "`out`").replace("`--resume`", "the same `out`")

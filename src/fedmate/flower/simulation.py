@@ -4,53 +4,65 @@
       a thread         Flower's simulation, which gives messages to
     Ray's workers      a process for each core; clients are rebuilt there from the run's folder
 
-What is started here ends here, however the run ends.
+All processes that start here end here, however the run ends.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import signal
+import socket
+import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from fedmate.backends.sequential import available_cores
+from fedmate.core import make_key
 from fedmate.errors import UserError
-from fedmate.flower.client import Site
-from fedmate.flower.client_app import client_app
+from fedmate.experiment.build import make_method
+from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.partitioning import make_federation, split_samples
+from fedmate.experiment.prepare import stored_experiment
+from fedmate.experiment.signature import Signature
+from fedmate.experiment.user_inputs import UserInputs
+from fedmate.flower.client import Client
+from fedmate.flower.client_state import VIRTUAL, ClientState
 from fedmate.flower.environment import need_flower, silence
-from fedmate.flower.messages import Transport
-from fedmate.flower.processes import end_all, end_workers, marked
-from fedmate.flower.transport import GridTransport, LostError
-from fedmate.flower.wire import sentence
+from fedmate.flower.messages import sentence
+from fedmate.flower.node import client_app
+from fedmate.flower.transport import GridTransport, LostError, Transport
 
 if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.serverapp import Grid
     from ray import ObjectRef
 
-    from fedmate.flower.backend import Work
-    from fedmate.flower.virtual import Home
+    from fedmate.flower.backend import Federated
+
+MakeClient: TypeAlias = Callable[[int], Client]
+"""Returns one of a run's clients, by its number."""
+
+LOCAL = "127.0.0.1"
 
 GRACE = 5.0
 """Seconds for a simulation to end by itself after the last round."""
 
 END = 20.0
-"""Seconds for it to end after its workers were ended, and for what Ray leaves behind."""
+"""Seconds for it to end after its workers were ended."""
 
-_PUT: list[ObjectRef] = []
-"""What simulations of this process have put aside; never forgotten, for Ray gives the first object of each the same
-name: to forget that of an earlier simulation would free that of the one which runs."""
+_KEPT: list[ObjectRef] = []
+"""Objects of this process's simulations. Ray gives the first object of each the same name, so forgetting that of an
+earlier simulation would free that of the running one."""
 
 
 @contextmanager
-def simulated(work: Work) -> Iterator[Transport]:
+def simulated(run: Federated) -> Iterator[Transport]:
     """Start a simulation, and end it with everything that belongs to it."""
     need_flower(simulation=True)
     silence()
@@ -59,17 +71,12 @@ def simulated(work: Work) -> Iterator[Transport]:
 
     if ray.is_initialized():
         raise UserError("Ray runs in this process already, and `backend` is `flower`; call `ray.shutdown()` first.")
-    with marked() as mark, _hushed():
-        simulation = _Simulation(work, mark)
+    with _hushed(), _module_path():
+        simulation = _Simulation(run)
         try:
             grid = simulation.grid()
-            _hear_again()
-            yield GridTransport(
-                grid,
-                work.experiment,
-                patience=work.patience,
-                alive=simulation.is_alive,
-            )
+            _restore_sigterm()
+            yield GridTransport(grid, run.experiment, patience=run.patience, alive=simulation.is_alive)
         except BaseException as error:
             # Read now: ending it may raise errors of its own.
             cause = simulation.error
@@ -84,12 +91,12 @@ def simulated(work: Work) -> Iterator[Transport]:
 class _Simulation:
     """One simulation in a thread of its own, which waits for messages until it is ended."""
 
-    def __init__(self, work: Work, mark: str) -> None:
-        """Start it."""
+    def __init__(self, run: Federated) -> None:
         self.error: BaseException | None = None
-        self._mark, self._done = mark, threading.Event()
-        self._grids = queue.SimpleQueue[Any]()
-        self._thread = threading.Thread(target=self._run, args=[work], name="flower", daemon=True)
+        self._done, self._grids = threading.Event(), queue.SimpleQueue[Any]()
+        # Workers end when this socket is closed: see `_end_with`.
+        self._lifeline = socket.create_server((LOCAL, 0), backlog=1024)
+        self._thread = threading.Thread(target=self._run, args=[run], name="flower", daemon=True)
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -99,10 +106,8 @@ class _Simulation:
     def grid(self) -> Grid:
         """Return the grid as soon as there is one."""
         while self.is_alive():
-            try:
+            with suppress(queue.Empty):
                 return self._grids.get(timeout=0.2)
-            except queue.Empty:
-                continue
         raise LostError("the simulation did not start")
 
     def end(self, at_once: bool = False) -> None:
@@ -112,15 +117,14 @@ class _Simulation:
         self._done.set()
         if not at_once:
             self._thread.join(GRACE)
-        deadline = time.monotonic() + END
-        while self.is_alive() and time.monotonic() < deadline:
+        if self.is_alive():
             # Flower waits for what a worker is at; without the worker it does not.
-            end_workers(self._mark)
-            self._thread.join(0.5)
+            self._lifeline.close()
+            self._thread.join(END)
         ray.shutdown()
-        end_all(self._mark, END)
+        self._lifeline.close()
 
-    def _run(self, work: Work) -> None:
+    def _run(self, run: Federated) -> None:
         import ray
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
@@ -131,28 +135,29 @@ class _Simulation:
             # On this machine alone, whatever else there is; Flower takes what it finds running.
             ray.init(
                 address="local",
-                num_cpus=min(available_cores(), work.clients),
+                num_cpus=min(available_cores(), run.clients),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,
             )
             # The app travels with every message, so what may be large is put aside once.
-            _PUT.append(ray.put(work.given))
-            client = client_app(partial(_open_site, work.folder, _PUT[-1]), is_virtual=True)
+            _KEPT.append(ray.put(run.inputs))
+            port = self._lifeline.getsockname()[1]
+            client = client_app(partial(_open_client, run.folder, _KEPT[-1], port), is_virtual=True)
             settings = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-            run_simulation(server, client, work.clients, backend_config=settings)
+            run_simulation(server, client, run.clients, backend_config=settings)
         except BaseException as error:
             self.error = error
 
     def _serve(self, grid: Grid, context: Context) -> None:
-        """Hand out the grid; Flower's simulation ends with this function."""
+        """Pass the grid on; Flower's simulation ends with this function."""
         self._grids.put(grid)
         self._done.wait()
 
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keep Flower and Ray from writing to the terminal; what matters is said by the round loop."""
+    """Keep Flower and Ray from writing to the terminal; the round loop reports what matters."""
     loggers = [logging.getLogger(name) for name in ("flwr", "ray")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -164,8 +169,21 @@ def _hushed() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _hear_again() -> None:
-    """Give SIGTERM back to whom it was: Ray's core took it when it started, and would abort with a trace of its own."""
+@contextmanager
+def _module_path() -> Iterator[None]:
+    """Let workers find the modules that this process finds."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def _restore_sigterm() -> None:
+    """Take SIGTERM back: Ray's core took it when it started, and would abort with a trace of its own."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
@@ -174,16 +192,48 @@ def _hear_again() -> None:
 # -------------------- in a worker
 
 
-_HOMES: dict[tuple[Path, str], Home] = {}
-"""What a worker has rebuilt, by the run's folder and its token: it stays there from message to message."""
+_RUNS: dict[tuple[Path, str], MakeClient] = {}
+"""The runs that a worker has rebuilt, by folder and token, kept from message to message."""
 
 
-def _open_site(folder: Path, given: ObjectRef, context: Context, token: str) -> Site:
+def _open_client(folder: Path, inputs: ObjectRef, port: int, context: Context, token: str) -> Client:
     import ray
 
-    # Here, since building an experiment imports its back end.
-    from fedmate.flower.virtual import rebuild
+    if (folder, token) not in _RUNS:
+        _end_with(port)
+        _RUNS[folder, token] = rebuild(folder, ray.get(inputs), token)
+    return _RUNS[folder, token](int(context.node_config["partition-id"]))
 
-    if (folder, token) not in _HOMES:
-        _HOMES[folder, token] = rebuild(folder, ray.get(given))
-    return _HOMES[folder, token].site(int(context.node_config["partition-id"]), token)
+
+def _end_with(port: int) -> None:
+    """End this worker as soon as the process that started it closes its socket, or is gone."""
+    connection = socket.create_connection((LOCAL, port))
+
+    def watch() -> None:
+        with suppress(OSError):
+            connection.recv(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def rebuild(folder: Path, inputs: UserInputs, token: str) -> MakeClient:
+    """Load a run's data, partition it as the run does, and start from the parameters that the run started from."""
+    experiment = stored_experiment(folder)
+    initial, note = Checkpoint(folder).initial()
+    method = make_method(experiment, Signature.from_dict(note), inputs, initial)
+    federation, general = make_federation(experiment, split_samples(experiment, inputs)), experiment.general
+
+    def make(number: int) -> Client:
+        return Client(
+            number,
+            len(federation.clients),
+            method,
+            federation.clients[number],
+            federation.test,
+            make_key(general.seed, general.device),
+            ClientState(folder / VIRTUAL, token, number),
+            general.precision,
+        )
+
+    return make

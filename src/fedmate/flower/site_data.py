@@ -1,20 +1,18 @@
-"""A site's own data: where it lies, said in a small file that stays with the site.
+"""A site's own data: a small file that stays with the site describes it.
 
-state = "state"            where the site keeps its private state and the log of what leaves it; beside the file
+state = "state"            the site's folder for its private state and its audit log; beside the file
 [data]
 loader = "folder"          the data set that reads it: folder, npz, cifar10, ...
-path = "images"            and what else that takes; a path is relative to the file
-class_names = ["a", "b"]   what its labels 0, 1, ... stand for; the loader's own names if left out
+path = "images"            and its other options; a path is relative to the file
+class_names = ["a", "b"]   the names of labels 0, 1, ...; the loader's own if left out
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,23 +28,22 @@ from fedmate.experiment.partitioning import random_of, ready
 from fedmate.flower.client_state import make_private
 
 KEYS = ("state", "data")
-NOT_HERE = ("given", "sites")
+
+FILELESS = ("given", "sites")
 """Data sets that are in no file."""
 
-DECLARED = ("crop", "flip")
-"""What a loader takes, but the experiment says for all sites alike."""
+SHARED = ("crop", "flip")
+"""Options of loaders that the experiment sets for all sites alike."""
 
 
-@final
-@dataclass(frozen=True)
-class SiteFile:
-    """What a site's file says.
+class SiteFile(NamedTuple):
+    """The content of a site's file.
 
     Attributes:
-        path: where it lies.
+        path: of the file.
         state: the folder for what the site keeps.
-        loader: what reads its data, all options spelled out.
-        class_names: what the labels that the loader gives stand for; its own names if there are none.
+        loader: reads its data, all options spelled out.
+        class_names: of the loader's labels; its own names if there are none.
     """
 
     path: Path
@@ -59,28 +56,28 @@ def read_site(path: Path) -> SiteFile:
     """Read a site's file, or raise `UserError`; the data itself is not looked at."""
     path = path.absolute()
     values = load_file(path).values
-    odd = next((key for key in values if key not in KEYS), None)
-    if odd is not None:
-        raise UserError(f"`{path}` has a key `{odd}`; {nearest(odd, KEYS)}")
-    state, data = values.get("state", "state"), values.get("data")
-    if not isinstance(state, str) or not state:
-        raise UserError(f"`{path}` has {state!r} as `state`; name the folder for what the site keeps.")
-    if not isinstance(data, dict) or not isinstance(data.get("loader"), str):
-        raise UserError(
-            f'`{path}` does not say what reads its data; write `[data]` and `loader = "folder"`, or others.'
-        )
-    with _told(path):
-        names = _class_names(data.get("class_names", []))
-        return SiteFile(path, path.parent / expand("state", state), _loader(path, data), names)
+    with _naming(path):
+        odd = next((key for key in values if key not in KEYS), None)
+        if odd is not None:
+            raise UserError(f"there is no key `{odd}`; {nearest(odd, KEYS)}")
+        state, data = values.get("state", "state"), values.get("data")
+        if not isinstance(state, str) or not state:
+            raise UserError(f"`state` is {state!r}; name the site's folder for its state.")
+        if not isinstance(data, dict) or not isinstance(data.get("loader"), str):
+            raise UserError('`data.loader` is missing; write `[data]` and `loader = "folder"`, or another.')
+        names = data.get("class_names", [])
+        if not isinstance(names, list) or len({*map(str, names)}) < len(names):
+            raise UserError(f"`data.class_names` is {names!r}; give a list with a different name for each label.")
+        return SiteFile(path, path.parent / expand("state", state), _loader(path, data), tuple(map(str, names)))
 
 
 def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> tuple[ClientData, ClientData]:
-    """Return what a site trains on and what it tests on, as its experiment reads it.
+    """Return a site's training and test samples, as its experiment reads them.
 
     Args:
-        site: where its data lies.
+        site: describes the data.
         experiment: one on the data set `sites`, which declares what all sites have in common.
-        keep: whether to keep what was read in a form that is read at once the next time, in the site's `state`.
+        keep: whether to cache the samples that were read in the site's `state`.
 
     Raises:
         UserError: its data cannot be read, or is not what the experiment declares.
@@ -94,7 +91,7 @@ def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> t
             "file out."
         )
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
-    with _told(site.path):
+    with _naming(site.path):
         loader: Dataset = DATASETS[site.loader.name](**site.loader.options)
         arrays = _load(loader, site.state if keep else None)
         declared.check_site(arrays)
@@ -103,48 +100,35 @@ def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> t
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Let a sentence about a data set speak of the keys of a site's file, and name that."""
+def _naming(path: Path) -> Iterator[None]:
+    """Name the site's file in an error."""
     try:
         yield
     except UserError as error:
-        text = str(error).replace("`dataset.name`", "`data.loader`").replace("`dataset.", "`data.")
-        # There is no command line here.
-        text = text.replace("`--data-dir` or ", "")
-        raise UserError(text if f"{path}" in text else f"`{path}`: {text}") from None
+        raise UserError(f"`{path}`: {error}") from None
 
 
 def _loader(path: Path, data: dict[str, Any]) -> Section:
     """Return the loader with its options, whose paths are relative to the file."""
     name, values = data["loader"], {key: value for key, value in data.items() if key not in ("loader", "class_names")}
-    if name in NOT_HERE:
+    if name in FILELESS:
         raise UserError(f"`data.loader` is `{name}`, which reads no files; use `folder`, `npz` or another.")
-    cls = DATASETS[name]
-    odd = next((key for key in DECLARED if key in values), None)
+    odd = next((key for key in SHARED if key in values), None)
     if odd is not None:
-        raise UserError(f"`data.{odd}` is set, which the experiment says for all sites alike; leave it out.")
-    for key, field in options_of(cls).items():
+        raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
+    for key, field in options_of(DATASETS[name]).items():
         if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
             values[key] = str(path.parent / expand(f"data.{key}", values[key]))
-    return resolve([ConfigSource(str(path), {"dataset": {**values, "name": name}})]).dataset
+    return resolve([ConfigSource("its `[data]`", {"dataset": {**values, "name": name}})]).dataset
 
 
 def _load(loader: Dataset, state: Path | None) -> Arrays:
-    """Read a site's data; what is made of it lies where the site keeps its own, and nobody else may look there."""
+    """Read a site's data; its cache lies in `state`, which only the site may read."""
     if state is not None:
         make_private(state)
     if isinstance(loader, FileDataset):
         return loader.load_through(data_folder(), [] if state is None else [state])
     return loader.load(data_folder())
-
-
-def _class_names(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise UserError(f"`data.class_names` is {found!r}; give a list of names, one for each label.")
-    twice = next((name for name, count in Counter(found).items() if count > 1), None)
-    if twice is not None:
-        raise UserError(f"`data.class_names` has `{twice}` twice; give each label a name of its own.")
-    return tuple(found)
 
 
 def _numbered(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -> Arrays:
@@ -158,8 +142,8 @@ def _numbered(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) 
     unknown = next((name for name in names if name not in classes), None)
     if unknown is not None:
         raise UserError(
-            f"it has a class `{unknown}`, which is none of the experiment's; let `data.class_names` say what labels "
-            f"stand for: {nearest(unknown, classes)}"
+            f"its class `{unknown}` is none of the experiment's; set `data.class_names` to the experiment's names of "
+            f"the labels: {nearest(unknown, classes)}"
         )
     numbers = np.array([classes.index(name) for name in names], np.int64)
     train, *test = (Samples(part.x, numbers[part.y]) for part in (arrays.train, arrays.test) if part is not None)

@@ -1,16 +1,28 @@
-"""Requests and answers over Flower's grid: which node is which client, and what came back from whom."""
+"""Requests and answers on their way: over Flower's grid, which knows nodes, to clients, which have numbers."""
 
 from __future__ import annotations
 
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, final
 
+from fedmate import __version__
 from fedmate.errors import StoppedError
-from fedmate.flower.messages import ErrorReply, Reply, Request, Transport
-from fedmate.flower.wire import Introduction, Order, WireError, read_answer, read_introduction, sentence, write_request
+from fedmate.flower.messages import (
+    Address,
+    ErrorReply,
+    Introduction,
+    MessageError,
+    Reply,
+    Request,
+    read_answer,
+    read_introduction,
+    sentence,
+    write_request,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -19,153 +31,148 @@ if TYPE_CHECKING:
 PAUSE = 1.0
 """Seconds between looks for nodes and answers from elsewhere."""
 
-GRACE = 60.0
-"""Seconds for a node to say who it is, once all clients that are asked for are known."""
-
 BRIEF = 0.05
 """Seconds between looks for answers from this machine."""
 
+INTRODUCTION = 60.0
+"""The most seconds to wait for nodes to introduce themselves."""
+
 SLACK = 60.0
-"""Seconds that a message stays valid after nobody waits for its answer any longer: expiry is no error then."""
+"""Seconds that a message stays valid after the wait for its answer has ended: expiry is no error then."""
 
 EMPTY_POOL = "pop from empty list"
-"""What Flower says to a message for which no worker is left."""
+"""Flower's error for a message for which no worker is left."""
 
 _RAISED = re.compile(r"^<class '|'>:<'|'>$")
-"""What Flower puts around an error that was raised: its type and its text."""
+"""The frame that Flower puts around an error: its type and its text."""
+
+Contents: TypeAlias = "dict[int, RecordDict | ErrorReply]"
+"""Contents of messages by node; an error where nothing came back."""
+
+Content = TypeVar("Content")
 
 
 class LostError(StoppedError):
-    """A federation that cannot go on: a simulation has lost a worker or ended by itself, or Flower is not reached."""
+    """A federation that cannot go on: a simulation lost a worker or ended by itself, or Flower is not reached."""
 
 
-Replies: TypeAlias = dict[int, "RecordDict | ErrorReply"]
-"""What came back, by node."""
+class Transport(ABC):
+    """Carries requests to clients, and answers back."""
 
+    @abstractmethod
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
+        """Return the reply of each client that is asked; an error stands for a missing one.
 
-class _Exchange(NamedTuple):
-    """How messages travel: their type, what groups them, and how long to wait for the next answer after others."""
-
-    kind: str
-    group: str
-    patience: Callable[[Replies], float]
+        Args:
+            requests: by client.
+            wanted: how many answers are needed: the transport waits for absent clients until that many are present.
+        """
 
 
 @final
 class GridTransport(Transport):
-    """Brings requests to nodes.
+    """Carries requests to Flower's nodes.
 
     Args:
         grid: Flower's.
-        experiment: what tells the experiment from others.
-        patience: seconds to wait for nodes, and for the next answer; then those that are missing are given up.
-        alive: in a simulation, whether it still runs. There everybody is waited for, and an error that is not a
-            client's own means that a worker died, whose messages Flower would lose from then on: `LostError`.
+        experiment: the token of the run.
+        patience: seconds to wait for nodes, and for the next answer; after that, missing clients are left out.
+        alive: in a simulation, whether it still runs. There all clients are waited for. An error that no client
+            reported means there that a worker died, and that Flower loses its messages from then on: `LostError`.
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        experiment: str,
-        *,
-        patience: float,
-        alive: Callable[[], bool] | None = None,
+        self, grid: Grid, experiment: str, *, patience: float, alive: Callable[[], bool] | None = None
     ) -> None:
-        """Know nobody yet."""
-        self.grid, self.experiment = grid, experiment
-        self.patience, self._alive = patience, alive
-        self._nodes: dict[int, Introduction | ErrorReply] = {}
+        self.grid, self.experiment, self.patience = grid, experiment, patience
+        self._alive = alive
+        self._known: dict[int, Introduction | ErrorReply] = {}
         self._since: dict[int, str] = {}
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
-        """Return what each client answered; what is not declared, late or an error is an error."""
+        """Return the reply of each client; undeclared content, a late answer or an error becomes an error reply."""
         if not requests:
             return {}
         first = next(iter(requests.values()))
         found = self._find(requests, wanted if self._alive is None else len(requests))
         nodes = {client: node for client, node in found.items() if isinstance(node, int)}
         contents = {
-            node: write_request(Order(self.experiment, client, requests[client])) for client, node in nodes.items()
+            node: write_request(Address(self.experiment, client), requests[client]) for client, node in nodes.items()
         }
         kind = "train" if first.kind == "train" else "evaluate"
-        replies = self._exchange(contents, _Exchange(kind, str(first.round + 1), lambda _: self.patience))
-        answers: dict[int, Reply] = {c: error for c, error in found.items() if isinstance(error, ErrorReply)}
-        answers |= {client: _read(replies[node], requests[client]) for client, node in nodes.items()}
-        return {client: answers[client] for client in requests}
+        replies = self._exchange(contents, kind, str(first.round + 1), self.patience)
+        return {
+            client: node if isinstance(node, ErrorReply) else _read("answer", replies[node], read_answer)
+            for client, node in found.items()
+        }
 
-    # -------------------- who is who
+    # -------------------- which node is which client
 
     def _find(self, clients: Collection[int], wanted: int) -> dict[int, int | ErrorReply]:
-        """Return the node of each client, once as many as wanted are there or patience has ended."""
-        # Who could not say who it is may know by now.
-        self._nodes = {node: known for node, known in self._nodes.items() if isinstance(known, Introduction)}
+        """Return the node of each client as soon as `wanted` are present, or after `patience` seconds."""
         deadline = time.monotonic() + self.patience
         while True:
-            self._meet(self._present(), clients)
+            self._meet(clients)
             found = {client: self._node_of(client) for client in clients}
-            there = sum(isinstance(node, int) for node in found.values())
-            if there >= min(wanted, len(found)) or time.monotonic() > deadline:
+            present = sum(isinstance(node, int) for node in found.values())
+            if present >= min(wanted, len(found)) or time.monotonic() > deadline:
                 return found
             self._rest()
 
+    def _meet(self, clients: Collection[int]) -> None:
+        """Ask unknown nodes for their client if one is missing; a node that went and came back may be another."""
+        from flwr.app import RecordDict
+
+        present = self._present()
+        self._known = {
+            node: known
+            for node, known in self._known.items()
+            if isinstance(known, Introduction) and present.get(node) == self._since[node]
+        }
+        self._since = present
+        if any(isinstance(self._node_of(client), ErrorReply) for client in clients):
+            new: Contents = {node: RecordDict() for node in present if node not in self._known}
+            replies = self._exchange(new, "query", "query", min(self.patience, INTRODUCTION))
+            self._known |= {node: _introduction(reply) for node, reply in replies.items()}
+
     def _present(self) -> dict[int, str]:
-        """Return since when each node is there that is there."""
+        """Return since when each connected node is there."""
         with reached():
             return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
-    def _meet(self, nodes: Mapping[int, str], clients: Collection[int]) -> None:
-        """Ask new nodes who they are, and forget those that went: they may have come back as somebody else."""
-        from flwr.app import RecordDict
-
-        self._nodes = {node: known for node, known in self._nodes.items() if nodes.get(node) == self._since[node]}
-        self._since = dict(nodes)
-        new = [node for node in nodes if node not in self._nodes]
-
-        def patience(replies: Replies) -> float:
-            # A node answers one message after the other, and who is needed may be training.
-            known = [*self._nodes.values(), *map(_introduced, replies.values())]
-            missing = {*clients} - {one.partition for one in known if isinstance(one, Introduction)}
-            return self.patience if missing else min(self.patience, GRACE)
-
-        replies = self._exchange({node: RecordDict() for node in new}, _Exchange("query", "query", patience))
-        self._nodes |= {node: _introduced(reply) for node, reply in replies.items()}
-
     def _node_of(self, client: int) -> int | ErrorReply:
-        nodes = [
-            node for node, known in self._nodes.items() if isinstance(known, Introduction) and known.partition == client
-        ]
+        nodes = [n for n, known in self._known.items() if isinstance(known, Introduction) and known.partition == client]
         if len(nodes) == 1:
             return nodes[0]
         if nodes:
             return ErrorReply(f"{len(nodes)} nodes say that they are this client")
-        errors = [known.reason for known in self._nodes.values() if isinstance(known, ErrorReply)]
-        return ErrorReply(
-            "no node says that it is this client" + "".join(f" (one says: {reason})" for reason in errors[:1])
-        )
+        errors = [known.reason for known in self._known.values() if isinstance(known, ErrorReply)]
+        example = "".join(f" (one says: {reason})" for reason in errors[:1])
+        return ErrorReply(f"no node says that it is this client{example}")
 
     # -------------------- messages
 
-    def _exchange(self, contents: Mapping[int, RecordDict], how: _Exchange) -> Replies:
-        """Send a message to each node, and return what came back from it."""
-        sent, replies = self._send(contents, how)
-        last, patience = time.monotonic(), how.patience(replies)
+    def _exchange(self, contents: Contents, kind: str, group: str, patience: float) -> Contents:
+        """Send a message to each node, and return the replies; wait `patience` seconds for the next one."""
+        sent, replies = self._push(contents, kind, group)
+        last = time.monotonic()
         while sent and time.monotonic() < last + patience:
-            for number, reply in self._replies(sent).items():
+            for number, reply in self._pull(sent).items():
                 replies[sent.pop(number)] = reply
-                last, patience = time.monotonic(), how.patience(replies)
+                last = time.monotonic()
             if sent:
                 self._rest()
         return replies | {node: ErrorReply(f"no answer in {patience:g} s") for node in sent.values()}
 
-    def _send(self, contents: Mapping[int, RecordDict], how: _Exchange) -> tuple[dict[str, int], Replies]:
-        """Send messages; return the node of each by the message's number, and what could not be sent."""
+    def _push(self, contents: Contents, kind: str, group: str) -> tuple[dict[str, int], Contents]:
+        """Send messages; return the node of each by the message's number, and errors for those that were not sent."""
         from flwr.app import Message
 
         sent: dict[str, int] = {}
-        refused: Replies = {}
+        refused: Contents = {}
         ttl = self.patience * len(contents) + SLACK
         for node, content in contents.items():
-            message = Message(content, node, how.kind, group_id=how.group, ttl=ttl)
+            message = Message(content, node, kind, group_id=group, ttl=ttl)
             # One at a time: together they may be more than Flower takes.
             with reached():
                 number = next(iter(self.grid.push_messages([message])), None)
@@ -175,32 +182,31 @@ class GridTransport(Transport):
                 sent[number] = node
         return sent, refused
 
-    def _replies(self, sent: Mapping[str, int]) -> dict[str, RecordDict | ErrorReply]:
-        """Return what has come back, by the number of the message that it answers."""
+    def _pull(self, sent: Mapping[str, int]) -> dict[str, RecordDict | ErrorReply]:
+        """Return the replies that have arrived, by the number of the message that they answer."""
         if self._alive is not None:
             with reached():
                 pulled = list(self.grid.pull_messages(set(sent)))
             _check_workers(pulled)
-            numbered = {reply.metadata.reply_to_message_id: reply.content for reply in pulled}
-            return {number: content for number, content in numbered.items() if number in sent}
-        # Looked at first: what a node answered before it went away is still there.
+            return {number: reply.content for reply in pulled if (number := _number(reply)) in sent}
+        # Before pulling: an answer that a node gave before it went away still counts.
         present = self._present()
-        found = {number: reply for number in sent if (reply := self._pull(number)) is not None}
         lost = ErrorReply("it was away in between, and what it had been asked is lost")
-        returned = [
-            number for number, node in sent.items() if present.get(node, self._since[node]) != self._since[node]
-        ]
+        returned = [n for n, node in sent.items() if present.get(node, self._since[node]) != self._since[node]]
+        found = {number: reply for number in sent if (reply := self._pull_one(number)) is not None}
         return {**dict.fromkeys(returned, lost), **found}
 
-    def _pull(self, number: str) -> RecordDict | ErrorReply | None:
-        """Return what a node answered, if it did: one at a time, for one that Flower cannot unpack spoils the rest."""
+    def _pull_one(self, number: str) -> RecordDict | ErrorReply | None:
+        """Return a reply if it is there; one at a time, because one that Flower cannot unpack spoils the others."""
         try:
-            pulled = list(self.grid.pull_messages([number]))
+            pulled = [reply for reply in self.grid.pull_messages([number]) if _number(reply) == number]
         except Exception as error:
-            # Either Flower is gone, which this says, or it is the message.
+            # This raises if Flower is gone; otherwise the message is at fault.
             self._present()
             return ErrorReply(f"answer refused, it cannot be unpacked ({type(error).__name__})")
-        return next((_open(one) for one in pulled if one.metadata.reply_to_message_id == number), None)
+        if pulled and pulled[0].has_error():
+            return ErrorReply(f"Flower reports: {sentence(_reason(pulled[0]))}")
+        return pulled[0].content if pulled else None
 
     def _rest(self) -> None:
         if self._alive is not None and not self._alive():
@@ -208,62 +214,52 @@ class GridTransport(Transport):
         time.sleep(PAUSE if self._alive is None else BRIEF)
 
 
-def _open(reply: Message) -> RecordDict | ErrorReply:
-    return ErrorReply(f"Flower reports: {sentence(_reason(reply))}") if reply.has_error() else reply.content
+def _number(reply: Message) -> str:
+    return reply.metadata.reply_to_message_id
 
 
 def _check_workers(replies: Collection[Message]) -> None:
-    """Raise `LostError` if a simulation reports an error, which no client of ours makes: a worker is lost."""
+    """Raise `LostError` if a simulation reports an error: clients report theirs in answers, so a worker is lost."""
     reasons = [_reason(reply) for reply in replies if reply.has_error()]
     if reasons:
-        # That Flower's pool is empty is what comes of it for the others, and does not say why.
-        told = min(reasons, key=lambda reason: EMPTY_POOL in reason)
-        raise LostError(f"a worker process of the simulation has died or failed ({_cause(told)})")
+        # The empty pool is a consequence, and not the cause.
+        reason = min(reasons, key=lambda reason: EMPTY_POOL in reason)
+        lines = _RAISED.sub(": ", reason).strip(": \n").splitlines()
+        # Of an error that was raised in a worker, the last line has type and text.
+        cause = lines[-1] if lines and "RayTaskError" in lines[0] else "\n".join(lines)
+        raise LostError(f"a worker process of the simulation has died or failed ({sentence(cause)})")
 
 
 def _reason(reply: Message) -> str:
     return reply.error.reason or f"error {reply.error.code}"
 
 
-def _cause(reason: str) -> str:
-    """Return what a simulation says about an error; of one that was raised in a worker the end tells what it was."""
-    lines = _RAISED.sub(": ", reason).strip(": \n").splitlines()
-    return sentence(lines[-1] if lines and "RayTaskError" in lines[0] else "\n".join(lines))
-
-
 @contextmanager
 def reached() -> Iterator[None]:
-    """Say in a sentence that a grid has failed; what it raises depends on its kind."""
+    """Turn the failure of a grid, which may raise anything, into `LostError`."""
     try:
         yield
     except Exception as error:
         raise LostError(f"Flower cannot be reached ({type(error).__name__}: {sentence(str(error))})") from error
 
 
-def _read(reply: RecordDict | ErrorReply, request: Request) -> Reply:
+def _read(
+    name: str, reply: RecordDict | ErrorReply, read: Callable[[RecordDict], Content | ErrorReply]
+) -> Content | ErrorReply:
+    """Return the content of a reply; whatever a node sends, it must not end the round of the others."""
     if isinstance(reply, ErrorReply):
         return reply
     try:
-        return read_answer(reply, request)
-    except WireError as error:
-        return ErrorReply(f"answer refused, {error}")
+        return read(reply)
+    except MessageError as error:
+        return ErrorReply(f"{name} refused, {error}")
     except Exception as error:
-        # Whatever a node sends, the round is everybody's.
-        return ErrorReply(f"answer refused, it cannot be read ({type(error).__name__})")
+        return ErrorReply(f"{name} refused, it cannot be read ({type(error).__name__})")
 
 
-def _introduced(reply: RecordDict | ErrorReply) -> Introduction | ErrorReply:
-    """Return what a node says about itself; one with another fedmate would compute something else."""
-    from fedmate import __version__
-
-    if isinstance(reply, ErrorReply):
-        return reply
-    try:
-        site = read_introduction(reply)
-    except WireError as error:
-        return ErrorReply(f"introduction refused, {error}")
-    except Exception as error:
-        return ErrorReply(f"introduction refused, it cannot be read ({type(error).__name__})")
-    if isinstance(site, Introduction) and site.fedmate != __version__:
-        return ErrorReply(f"client {site.partition} runs fedmate {site.fedmate}, the server {__version__}")
-    return site
+def _introduction(reply: RecordDict | ErrorReply) -> Introduction | ErrorReply:
+    """Return a node's introduction; one with another fedmate would compute something else."""
+    node = _read("introduction", reply, read_introduction)
+    if isinstance(node, Introduction) and node.fedmate != __version__:
+        return ErrorReply(f"client {node.partition} runs fedmate {node.fedmate}, the server {__version__}")
+    return node
