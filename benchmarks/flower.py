@@ -28,6 +28,7 @@ import torch
 
 from benchmarks.baselines.flower import Clock
 from benchmarks.case import Case, make_federation, make_method, make_randomness
+from benchmarks.processes import marked
 from benchmarks.tables import describe
 from fedmate import storage
 from fedmate.backends.base import itemise
@@ -39,11 +40,10 @@ from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, begin, run
 from fedmate.flower import messages
-from fedmate.flower.client import Site
+from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState
 from fedmate.flower.environment import need_flower
-from fedmate.flower.processes import marked
-from fedmate.flower.wire import Order, write_answer, write_request
+from fedmate.flower.messages import Address, write_answer, write_request
 
 if TYPE_CHECKING:
     from tests.flower.federation import Federation
@@ -178,12 +178,14 @@ def measure_bytes(rounds: int, folder: Path) -> Iterator[Row]:
         case, token = Case(method=name, clients=1, samples=50, epochs=1), "ab" * 16
         method, federation, key = make_method(case), make_federation(case), make_randomness(case)
         store = ClientState(folder / name, token, 0)
-        site = Site(0, 1, method, federation.clients[0], federation.test, key, store, lambda: "now")
+        client = Client(0, 1, method, federation.clients[0], federation.test, key, store)
         server = method.init_server(method.setup.model.init_params(), 1, key)
         download = select(method.download(server, torch.tensor(0)), method.wire(0).down)
         request = messages.Request("train", 0, False, flatten(download))
-        yield {"method": name, "message": "request"} | weigh(write_request(Order(token, 0, request)), itemise(download))
-        answer = site.answer(request)
+        yield {"method": name, "message": "request"} | weigh(
+            write_request(Address(token, 0), request), itemise(download)
+        )
+        answer = client.answer(request)
         yield {"method": name, "message": "answer"} | weigh(write_answer(answer), itemise(unflatten(answer.upload)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import time
 from contextlib import suppress
 from functools import cache
@@ -21,17 +20,17 @@ from torch import Tensor
 
 from benchmarks.baselines.plain_loop import PlainFedAvg, copy_into
 from benchmarks.case import Case
+from benchmarks.processes import marked, with_mark
 from benchmarks.runner import Timing
 from fedmate.backends.sequential import available_cores
 from fedmate.errors import UserError
 from fedmate.flower.environment import QUIET
-from fedmate.flower.processes import MARK, end_all, with_mark
 
 WARM_UP = 2
 """Rounds before those that count: in the first every worker loads torch."""
 
-TIMEOUT, GRACE = 300.0, 10.0
-"""Seconds to wait for a round, and for processes to end by themselves."""
+TIMEOUT = 300.0
+"""Seconds to wait for a round."""
 
 
 class Usage(NamedTuple):
@@ -140,21 +139,21 @@ def measure(case: Case, repeat: int) -> Timing:
     """Run a simulation and time its rounds."""
     if not Path("/proc/self/environ").exists():
         raise UserError("Flower is measured on Linux only, where its processes can be found.")
-    os.environ.update({**QUIET, MARK: secrets.token_hex(8)})
+    os.environ.update(QUIET)
     import ray
     from flwr.simulation import run_simulation
 
-    clock = Clock()
     settings = {
         "init_args": {"num_cpus": available_cores(), "include_dashboard": False, "log_to_driver": False},
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     }
-    try:
-        server = make_server_app(case, WARM_UP + repeat, clock)
-        run_simulation(server, make_client_app(case), case.clients, backend_config=settings)
-    finally:
-        ray.shutdown()
-        end_all(os.environ[MARK], GRACE)
+    with marked():
+        clock = Clock()
+        try:
+            server = make_server_app(case, WARM_UP + repeat, clock)
+            run_simulation(server, make_client_app(case), case.clients, backend_config=settings)
+        finally:
+            ray.shutdown()
     if len(clock.walls) != WARM_UP + repeat:
         raise RuntimeError("the simulation ended early")
     cpu = [after.seconds - before.seconds for before, after in itertools.pairwise(clock.used)]
@@ -165,7 +164,7 @@ def measure(case: Case, repeat: int) -> Timing:
 def usage() -> Usage:
     """Return the usage of this process and of those that the simulation has started, until now."""
     seconds, peak = 0.0, 0
-    for process in (Path("/proc/self"), *with_mark(os.environ[MARK])):
+    for process in (Path("/proc/self"), *with_mark()):
         with suppress(OSError, StopIteration):
             # Fields 14 and 15, counted behind the name, which may hold anything.
             fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()

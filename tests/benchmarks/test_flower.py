@@ -104,8 +104,7 @@ def test_a_deployment_is_watched_from_outside(tmp_path: Path) -> None:
 
 def test_a_message_is_weighed_against_the_ledger(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from fedmate.flower.messages import ErrorReply
-    from fedmate.flower.wire import write_answer
+    from fedmate.flower.messages import ErrorReply, write_answer
 
     rows = list(flower.measure_bytes(1, tmp_path))
     assert [(row["method"], row["message"]) for row in rows] == [

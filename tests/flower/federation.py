@@ -17,30 +17,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from tests.flower.processes import MARK, wait_for, with_mark
+
 from fedmate.flower.environment import QUIET
 from fedmate.flower.keys import make_keys
 
 APP = Path(__file__).parents[2] / "flower"
-MARK = "FEDMATE_TEST_FEDERATION"
-"""The variable by which everything that was started is found again, whoever started it."""
-
 FOR_SITES = "/v1/fleet/"
 HERE = "127.0.0.1"
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, what: str, pause: float = 0.1) -> None:
-    """Wait until something holds; say what did not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}, not in {seconds:g} s")
-        time.sleep(pause)
 
 
 def free_port() -> int:
@@ -61,7 +51,7 @@ class Federation:
         """Make keys; nothing is started yet."""
         self.folder, self.nodes, self.keys = folder, nodes, folder / "keys"
         self.port, self.token = free_port(), secrets.token_hex(8)
-        make_keys(self.keys, [HERE], [*self.sites, "stranger"])
+        make_keys(self.keys, [HERE], [*self.sites, "stranger"], days=1)
         for name in ("home", "log"):
             (folder / name).mkdir()
         (folder / "home" / "config.toml").write_text(
@@ -116,15 +106,7 @@ class Federation:
 
     def alive(self, command: str = "") -> list[int]:
         """Return the numbers of the processes of this federation, or of those with a word in their command line."""
-        mark = f"{MARK}={self.token}".encode()
-        found = []
-        for place in Path("/proc").glob("[0-9]*"):
-            # A process may end while it is looked at; of others' nothing can be read.
-            with suppress(OSError):
-                ours = mark in (place / "environ").read_bytes().split(b"\0")
-                if ours and command.encode() in (place / "cmdline").read_bytes():
-                    found.append(int(place.name))
-        return found
+        return with_mark(self.token, command)
 
     # -------------------- processes
 

@@ -1,66 +1,227 @@
-"""Runs on the back end `flower`, with clients in this process: what is kept where, how they stop, go on and leave."""
+"""The back end `flower` with clients in this process: the reference's numbers, and replies that spoil no round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fedmate.flower.virtual import Home, rebuild
+import torch
+from tests.flower.loop import CLIENTS, TOKEN, Loop, built, one_round, over, start, without_diagnostics
+from torch import Tensor
 from torch.testing import assert_close
 
 import fedmate
+from fedmate.backends.base import Backend, Round, RoundResult
+from fedmate.backends.sequential import Sequential
 from fedmate.cli import main
-from fedmate.core import flatten
+from fedmate.core import flatten, make_key
 from fedmate.errors import UserError
+from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.export import export_model
 from fedmate.experiment.record import Record
 from fedmate.experiment.restore import Restored
-from fedmate.flower import backend
-from fedmate.flower.backend import Flower, Work
-from fedmate.flower.messages import Answer, ErrorReply, Request, Transport
+from fedmate.experiment.run import begin
+from fedmate.flower import backend as module
+from fedmate.flower.backend import IDENTITY, Federated, TooFewError, identity
+from fedmate.flower.messages import Answer, ErrorReply, MessageError, Reply, Request
+from fedmate.flower.simulation import rebuild
+from fedmate.flower.transport import Transport
 
-pytest.importorskip("flwr", reason="Flower is not installed: `make test-flower` installs it")
+PARTICIPANTS = ((0, 1, 3), (1, 2), (0, 2, 3))
+METHODS = ("fedavg", "fedmate_plus", "fedpac", "scaffold", "ditto", "fedbabu", "local")
+
+
+def reference(ready: Built) -> Sequential:
+    return Sequential(ready.method, ready.federation, make_key(3))
+
+
+def rounds(backend: Backend, ready: Built, evaluate: bool = False) -> list[RoundResult]:
+    server, results = start(ready), list[RoundResult]()
+    for t, participants in enumerate(PARTICIPANTS):
+        # Evaluation takes most of the time, and the last one shows the result of every round.
+        is_evaluated = evaluate and t == len(PARTICIPANTS) - 1
+        results.append(backend.run_round(server, Round(t, participants, is_evaluated)))
+        server = results[-1].server
+    return results
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_give_the_numbers_of_the_reference(method: str, tmp_path: Path) -> None:
+    """Server, losses, bytes and accuracies, to the last bit."""
+    ready = built(method)
+    expected = rounds(reference(ready), ready, evaluate=True)
+    found = rounds(over(Loop(ready, tmp_path), ready), ready, evaluate=True)
+    for one, other in zip(found, expected, strict=True):
+        assert_close(flatten(one.server), flatten(other.server), rtol=0, atol=0)
+        assert one.reports == other.reports
+        assert one.views.keys() == other.views.keys()
+        for name, view in other.views.items():
+            assert (one.views[name] is None) == (view is None)
+            if view is not None:
+                assert_close(one.views[name].accuracies, view.accuracies, rtol=0, atol=0)  # type: ignore[union-attr]
+
+
+def test_clients_that_diverge_have_answered(tmp_path: Path) -> None:
+    """As in the reference the round goes on without them, and the run finds that all have diverged."""
+    ready = built("fedavg", 1e300)
+    expected, transport = one_round(reference(ready), ready, 0, 1), Loop(ready, tmp_path)
+    found = one_round(over(transport, ready, min_clients=2), ready, 0, 1)
+    assert [report.valid for report in found.reports] == [False, False]
+    # As texts, for NaN is unlike itself.
+    assert str(found.reports) == str(expected.reports)
+    assert len(transport.requests) == 2
+
+
+def test_messages_hold_what_wire_names_and_the_log_has_what_left(tmp_path: Path) -> None:
+    ready = built("fedmate")
+    transport = Loop(ready, tmp_path)
+    results = rounds(over(transport, ready), ready)
+    # FedMate's extractor does not cross in every round.
+    assert len({ready.method.wire(t) for t in range(3)}) > 1
+    for (_, request), answer in zip(transport.requests, transport.answers, strict=True):
+        wire = ready.method.wire(request.round)
+        assert {path.partition("/")[0] for path in request.download} == set(wire.down)
+        assert {path.partition("/")[0] for path in answer.upload} == set(wire.up)
+        assert answer.metrics.keys() == {"losses", "valid"}
+    rows = (tmp_path / TOKEN[:16] / "1" / "audit.csv").read_text().splitlines()[1:]
+    sent = [report.up for result in results for report in result.reports if report.client == 1]
+    logged = [(part, int(size)) for _, _, part, size in (row.split(",") for row in rows)]
+    # Two losses and whether it counts, of eight bytes each.
+    assert [size for part, size in logged if part == "metrics"] == [3 * 8] * len(sent)
+    assert sum(size for part, size in logged if part != "metrics") == sum(sum(up.values()) for up in sent)
+
+
+# -------------------- replies that are refused
+
+
+def with_leaf(path: str, function: Callable[[Tensor], Tensor]) -> Callable[[Answer], Answer]:
+    return lambda answer: answer._replace(upload={**answer.upload, path: function(answer.upload[path])})
+
+
+def with_metrics(**changes: list[float] | None) -> Callable[[Answer], Answer]:
+    def change(answer: Answer) -> Answer:
+        metrics = {**answer.metrics, **changes}
+        return answer._replace(metrics={name: values for name, values in metrics.items() if values is not None})
+
+    return change
+
+
+HOSTILE: dict[str, tuple[Callable[[Answer], Reply], str]] = {
+    "NaN": (with_leaf("classifier/bias", lambda leaf: leaf * torch.nan), "`classifier/bias` is not finite"),
+    "shape": (with_leaf("classifier/bias", lambda leaf: leaf[:3]), "`classifier/bias` is float64 of shape (3,)"),
+    "dtype": (with_leaf("classifier/bias", lambda leaf: leaf.float()), "`classifier/bias` is float32"),
+    "counts": (with_leaf("class_counts", lambda leaf: leaf - 10**6), "`class_counts` is negative"),
+    "extra": (lambda answer: answer._replace(upload={**answer.upload, "more": torch.ones(1)}), "parts (more)"),
+    "missing": (lambda answer: answer._replace(upload={}), "expected parts"),
+    "silence": (lambda _: ErrorReply("no answer in 60 s"), "no answer in 60 s"),
+    "no losses": (with_metrics(losses=None), "it reports no losses"),
+    "infinite losses": (with_metrics(losses=[1.0, torch.inf]), "not finite"),
+    "not valid": (with_metrics(valid=[0.0]), "not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_upload_is_left_out_and_named_and_the_others_count(kind: str, tmp_path: Path) -> None:
+    (change, reason), ready = HOSTILE[kind], built("fedmate")
+    transport = Loop(ready, tmp_path)
+    transport.change = lambda client, answer: change(answer) if client == 1 else answer
+    backend = over(transport, ready)
+    found, alone = one_round(backend, ready, 0, 1, 3), one_round(reference(ready), ready, 0, 3)
+    assert [report.valid for report in found.reports] == [True, False, True]
+    assert reason in backend.reasons[1]
+    assert_close(without_diagnostics(found.server), without_diagnostics(alone.server), rtol=0, atol=1e-12)
+
+
+def test_too_few_answers_ask_again_and_then_stop(tmp_path: Path) -> None:
+    ready, asked = built("fedavg"), list[int]()
+
+    def change(client: int, answer: Answer) -> Reply:
+        asked.append(client)
+        # Client 0 alone is heard the first time; then all are.
+        return answer if client == 0 or len(asked) > 3 else ErrorReply("away")
+
+    transport = Loop(ready, tmp_path)
+    transport.change = change
+    backend = over(transport, ready, min_clients=2)
+    found = one_round(backend, ready, 0, 1, 3)
+    assert sorted(asked) == [0, 1, 1, 3, 3]
+    # One of the two has answered: a second attempt waits for one more.
+    assert transport.wanted == [2, 1]
+    # Clients that are asked twice begin from the same state twice.
+    expected = one_round(reference(ready), ready, 0, 1, 3)
+    assert_close(flatten(found.server), flatten(expected.server), rtol=0, atol=0)
+    transport.change = lambda client, answer: ErrorReply("away")
+    wanted = r"3 times, but 0 of 2 clients answered as they should, and `min_clients` is 2 \(client 0: away;"
+    with pytest.raises(TooFewError, match=wanted):
+        backend.run_round(found.server, Round(1, (0, 1), evaluate=False))
+
+
+def test_a_single_client_cannot_bring_views_into_the_record(tmp_path: Path) -> None:
+    ready = built("fedavg")
+    transport = Loop(ready, tmp_path)
+    transport.change = lambda client, answer: (
+        answer._replace(metrics={**answer.metrics, "best": answer.metrics["pre"], "global": answer.metrics["pre"]})
+        if client == 2
+        else answer
+    )
+    backend, task = over(transport, ready, min_clients=3), Round(0, (0, 1), evaluate=True)
+    assert backend.view(start(ready), task).keys() == {"pre", "classifier_tuned"}
+    assert transport.wanted == [3]
+    transport.change = lambda client, answer: ErrorReply("away")
+    views = backend.view(start(ready), task)
+    assert list(views) == ["pre"]
+    assert views["pre"].isnan().all()
+
+
+def test_a_client_refuses_a_download_of_another_experiment(tmp_path: Path) -> None:
+    client = Loop(built("fedavg"), tmp_path).client(0)
+    with pytest.raises(MessageError, match="the download of round 1 is none of this experiment"):
+        client.answer(Request("train", 0, False, {"classifier/bias": torch.zeros(2)}))
+    assert not (client.state.folder / "state.safetensors").exists()
+
+
+# -------------------- whole runs
 
 SETTINGS = {
     "rounds": 3,
     "eval_every": 3,
     "device": "cpu",
     "dtype": "float64",
-    "partition": {"clients": 4},
+    "partition": {"clients": CLIENTS},
     "training": {"epochs": 1},
 }
 
 
 class Here(Transport):
-    """Clients in this process, each as a worker would rebuild it; those in `away` do not answer."""
+    """Clients as a worker would rebuild them; those in `away` do not answer."""
 
-    def __init__(self, work: Work, away: Mapping[int, set[int]]) -> None:
-        self.work, self.away = work, away
-        self.home: Home = rebuild(work.folder, work.given)
+    def __init__(self, run: Federated, away: Mapping[int, set[int]]) -> None:
+        self.away, self.make = away, rebuild(run.folder, run.inputs, run.experiment)
 
-    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Answer | ErrorReply]:
-        return {client: self._send(client, request) for client, request in requests.items()}
-
-    def _send(self, client: int, request: Request) -> Answer | ErrorReply:
-        if client in self.away.get(request.round, set()):
-            return ErrorReply("away")
-        return self.home.site(client, self.work.experiment).answer(request)
+    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
+        return {
+            client: ErrorReply("away")
+            if client in self.away.get(request.round, ())
+            else self.make(client).answer(request)
+            for client, request in requests.items()
+        }
 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
-    """Who does not answer, by round; nothing of Flower is started."""
+    """The clients that do not answer, by round; nothing of Flower is started."""
     absent: dict[int, set[int]] = {}
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Transport]:
-        yield Here(work, absent)
+    def connect(run: Federated) -> Iterator[Transport]:
+        yield Here(run, absent)
 
-    monkeypatch.setattr(backend, "simulated", reach)
+    monkeypatch.setattr(module, "simulated", connect)
     return absent
 
 
@@ -74,42 +235,34 @@ def figures(record: Record) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("away")
 @pytest.mark.parametrize("method", ["fedmate", "fedbabu"])
-def test_a_run_and_the_models_that_leave_it_are_those_of_the_reference(tmp_path: Path, method: str) -> None:
+def test_a_run_and_its_exported_models_are_those_of_the_reference(tmp_path: Path, method: str) -> None:
     there, here = go(tmp_path / "there", "flower", method), go(tmp_path / "here", "sequential", method)
     assert figures(there) == figures(here)
     assert there.rounds == here.rounds
     assert_close(Restored(there.folder).server, Restored(here.folder).server, rtol=0, atol=0)
-    # States of clients lie with the clients, and are found there.
+    # The states of clients lie with the clients, and are found there.
     assert not list((there.folder / "checkpoint" / "clients").iterdir())
-    for client in range(4):
-        assert_close(
-            flatten(Restored(there.folder).client(client)),
-            flatten(Restored(here.folder).client(client)),
-            rtol=0,
-            atol=0,
-        )
-        states = [export_model(record.folder, client).module.state_dict() for record in (there, here)]
+    for client in range(CLIENTS):
+        states = [flatten(Restored(record.folder).client(client)) for record in (there, here)]
         assert_close(states[0], states[1], rtol=0, atol=0)
-
-
-@pytest.mark.usefixtures("away")
-def test_without_the_sites_folder_only_the_global_model_leaves(tmp_path: Path) -> None:
-    record = go(tmp_path / "run", "flower", "fedavg")
-    (tmp_path / "run" / "sites").rename(tmp_path / "elsewhere")
+        models = [export_model(record.folder, client).module.state_dict() for record in (there, here)]
+        assert_close(models[0], models[1], rtol=0, atol=0)
+    (there.folder / "sites").rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="has no states of clients: each site keeps its own"):
-        export_model(record.folder, 0)
-    export_model(record.folder, None)
+        export_model(there.folder, 0)
+    if method == "fedmate":
+        return
+    export_model(there.folder, None)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
     monkeypatch.setattr("sys.argv", ["fedmate", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert isinstance(ended.value.code, int)
     return ended.value.code
 
 
-def test_too_few_answers_stop_a_run_which_then_goes_on_as_if_nothing_had_been(
+def test_too_few_answers_stop_a_run_which_then_goes_on(
     tmp_path: Path,
     away: dict[int, set[int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -120,13 +273,12 @@ def test_too_few_answers_stop_a_run_which_then_goes_on_as_if_nothing_had_been(
     folder = tmp_path / "run"
     away[1] = {0, 2}
     assert command(monkeypatch, "run", *words, "--out", str(folder)) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "2 of 4 clients answered as they should, and `min_clients` is 3 (client 0: away; client 2: away)" in said
-    assert f"is saved after round 1 of 3. Continue with: fedmate run --resume {folder}" in said
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "2 of 4 clients answered as they should, and `min_clients` is 3 (client 0: away; client 2: away)" in errors
+    assert f"is saved after round 1 of 3. Continue with: fedmate run --resume {folder}" in errors
     assert Checkpoint(folder).state.round == 1
-    # One is away for good: that many are enough, if the user says so.
-    away[1] = {0}
-    away[2] = {0}
+    # One is away for good: two are enough, if the user says so.
+    away.update({1: {0}, 2: {0}})
     assert command(monkeypatch, "run", "--resume", str(folder), "--set", "min_clients=2") == 0
     assert "round 2: dropped, away: client 0" in " ".join(capsys.readouterr().out.split())
     record = Record(folder)
@@ -134,35 +286,52 @@ def test_too_few_answers_stop_a_run_which_then_goes_on_as_if_nothing_had_been(
     assert record.summary["left_out"] == 2
 
 
-def test_newcomers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"`holdout_clients` is 0\.5, but on the back end `flower` newcomers are met only"
-    ):
+def test_held_out_clients_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"`holdout_clients` is 0\.5, but on the back end `flower`"):
         fedmate.run({**SETTINGS, "backend": "flower", "holdout_clients": 0.5}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_it_is_given_what_the_experiment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    works = list[Work]()
+def test_a_transport_is_there_while_a_run_is_at_work(tmp_path: Path) -> None:
+    ready, runs = built("fedavg"), list[Federated]()
+    begin(tmp_path / "run", ready)
 
     @contextmanager
-    def reach(work: Work) -> Iterator[Transport]:
-        works.append(work)
-        yield Here(work, {})
+    def connect(run: Federated) -> Iterator[Transport]:
+        runs.append(run)
+        yield Loop(ready, tmp_path)
 
-    monkeypatch.setattr(Flower, "__init__", _reached_by(reach))
-    fedmate.run(
-        {**SETTINGS, "backend": "flower", "min_clients": 4, "patience": 7.5, "method": {"name": "fedavg"}},
-        out=tmp_path / "run",
-    )
-    assert [(work.min_clients, work.patience, work.clients) for work in works] == [(4, 7.5, 4)]
+    backend = over(Loop(ready, tmp_path), ready, min_clients=3)
+    backend.connect, backend.patience = connect, 5.0
+    with backend.at_work(tmp_path / "run"):
+        assert len(one_round(backend, ready, 0, 1).reports) == 2
+    assert [(one.experiment, one.clients, one.min_clients, one.patience) for one in runs] == [
+        (identity(tmp_path / "run"), CLIENTS, 3, 5.0)
+    ]
+    with pytest.raises(RuntimeError, match="within `at_work`"):
+        one_round(backend, ready, 0)
 
 
-def _reached_by(reach: Any) -> Any:
-    plain = Flower.__init__
+# -------------------- the token of a run
 
-    def init(self: Flower, *arguments: Any, **more: Any) -> None:
-        plain(self, *arguments, **more)
-        self.reach = reach
 
-    return init
+def test_a_run_keeps_its_identity(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        begin(tmp_path / name, built("fedavg"))
+    token = identity(tmp_path / "run")
+    assert identity(tmp_path / "run") == token != identity(tmp_path / "other")
+    assert json.loads((tmp_path / "run" / IDENTITY).read_bytes()) == {"experiment": token}
+    for damaged in (b"", b"{}", b"[]", b'{"experiment": 3}', b'{"experiment": "../../secret"}', b"\xff"):
+        (tmp_path / "run" / IDENTITY).write_bytes(damaged)
+        with pytest.raises(UserError, match=r"`.*federation.json` holds the token .* cannot be used"):
+            identity(tmp_path / "run")
+        assert (tmp_path / "run" / IDENTITY).read_bytes() == damaged
+
+
+@pytest.mark.usefixtures("away")
+def test_a_run_under_way_does_not_get_another_identity(tmp_path: Path) -> None:
+    """Its clients would begin anew without notice."""
+    record = go(tmp_path / "run", "flower", "fedavg")
+    (record.folder / IDENTITY).unlink()
+    with pytest.raises(UserError, match="cannot be used"):
+        identity(record.folder)

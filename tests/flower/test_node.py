@@ -17,9 +17,9 @@ from fedmate.experiment.build import build
 from fedmate.experiment.predict import load_model
 from fedmate.experiment.prepare import compose
 from fedmate.flower import node
-from fedmate.flower.client import Site
+from fedmate.flower.client import Client
 from fedmate.flower.messages import Request
-from fedmate.flower.node import SiteDataError, open_site
+from fedmate.flower.node import SiteDataError, open_client
 from fedmate.flower.run_config import request_of
 
 TOKEN = "ab" * 16
@@ -71,15 +71,15 @@ def write_site(app: Path, more: str) -> None:
     (app / "site" / "site.toml").write_text(text, encoding="utf-8")
 
 
-def opened(app: Path, experiment: str, **node_config: Any) -> Site:
+def opened(app: Path, experiment: str, **node_config: Any) -> Client:
     told = {key.replace("_", "-"): value for key, value in node_config.items()}
-    return open_site({"experiment": experiment, **USUAL}, told, TOKEN, app)
+    return open_client({"experiment": experiment, **USUAL}, told, TOKEN, app)
 
 
-def request(site: Site, **fields: Any) -> Request:
+def request(site: Client, **fields: Any) -> Request:
     params = site.method.setup.model.init_params()
     server = site.method.init_server(params, site.num_clients, site.key)
-    down = site.method.download(server, torch.tensor(site.client))
+    down = site.method.download(server, torch.tensor(site.number))
     parts = site.method.wire(0).down
     asked = Request("train", 0, True, flatten({part: down[part] for part in parts}))
     return asked._replace(**fields)
@@ -94,7 +94,7 @@ def test_a_node_without_a_file_takes_its_share(app: Path) -> None:
     (experiment,) = compose(asked)
     expected = build(experiment.with_general(backend="sequential"))
     site = opened(app, "digits", partition_id=1, num_partitions=3)
-    assert (site.client, site.num_clients, site.reports_own) == (1, 3, False)
+    assert (site.number, site.num_clients, site.reports_own) == (1, 3, False)
     assert_close(site.data.x, expected.federation.clients[1].x)
     assert_close(site.test.x, expected.federation.test.x)
     assert_close(flatten(site.method.setup.model.init_params()), flatten(expected.method.setup.model.init_params()))
@@ -104,18 +104,12 @@ def test_a_node_without_a_file_takes_its_share(app: Path) -> None:
 
 def test_its_state_lies_where_its_owner_says(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(app / "home"))
-    named = opened(app, "digits", partition_id=0, state=str(app / "mine")).store.folder
+    named = opened(app, "digits", partition_id=0, state=str(app / "mine")).state.folder
     assert named == app / "mine" / TOKEN[:16] / "0"
-    assert opened(app, "digits", partition_id=0).store.folder == app / "states" / TOKEN[:16] / "0"
+    assert opened(app, "digits", partition_id=0).state.folder == app / "states" / TOKEN[:16] / "0"
     monkeypatch.delenv("FEDMATE_STATE")
-    usual = opened(app, "digits", partition_id=0).store.folder
+    usual = opened(app, "digits", partition_id=0).state.folder
     assert usual == app / "home" / ".local" / "state" / "fedmate" / TOKEN[:16] / "0"
-
-
-def test_a_process_that_lives_on_reads_everything_once(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = opened(app, "digits", partition_id=0)
-    monkeypatch.setattr(node, "split_samples", None)
-    assert opened(app, "digits", partition_id=2).method is first.method
 
 
 # -------------------- a site's own data
@@ -123,8 +117,8 @@ def test_a_process_that_lives_on_reads_everything_once(app: Path, monkeypatch: p
 
 def test_a_site_trains_on_its_own_data_and_tells_one_number(app: Path) -> None:
     site = opened(app, "sites", partition_id=2, site=str(app / "site" / "site.toml"))
-    assert (site.client, site.num_clients, site.reports_own) == (2, 3, True)
-    assert site.store.folder == app / "site" / "kept" / TOKEN[:16] / "2"
+    assert (site.number, site.num_clients, site.reports_own) == (2, 3, True)
+    assert site.state.folder == app / "site" / "kept" / TOKEN[:16] / "2"
     assert class_counts(site.data, 3).tolist() == [0, 16, 48]
     assert class_counts(site.test, 3).tolist() == [0, 4, 12]
     answer = site.answer(request(site))
@@ -137,7 +131,7 @@ def test_a_site_trains_on_its_own_data_and_tells_one_number(app: Path) -> None:
 
 def test_a_site_keeps_its_own_model_for_its_own_use(app: Path) -> None:
     site = opened(app, "sites", partition_id=2, site=str(app / "site" / "site.toml"))
-    kept = site.store.folder / "model.safetensors"
+    kept = site.state.folder / "model.safetensors"
     site.answer(request(site))
     assert not kept.exists()
     told = site.answer(request(site, kind="view")).metrics["pre"][0]
@@ -166,14 +160,6 @@ def test_nothing_of_its_data_is_told_when_it_cannot_be_used(app: Path) -> None:
     assert str(caught.value) == "the site cannot use its own data, and its own log says why"
     # The log has it.
     assert "secret disease" in str(caught.value.__cause__)
-
-
-def test_whatever_goes_wrong_there(app: Path) -> None:
-    with pytest.raises(SiteDataError):
-        opened(app, "sites", partition_id=0, site=str(app / "site" / "no.toml"))
-    (app / "site" / "own.npz").write_bytes(b"patient 7")
-    with pytest.raises(SiteDataError):
-        opened(app, "sites", partition_id=0, site=str(app / "site" / "site.toml"))
 
 
 # -------------------- mistakes

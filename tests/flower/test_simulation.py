@@ -6,21 +6,21 @@ import gc
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
-from fedmate.flower.client_app import client_app
-from fedmate.flower.processes import MARK, WORKER, end_all, end_workers, marked, with_mark
+from tests.flower.processes import MARK, wait_for, with_mark
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -34,38 +34,36 @@ from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.run import Observer, begin, run
 from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.flower import environment, simulation
-from fedmate.flower.backend import IDENTITY, Flower, Work, identity
-from fedmate.flower.client import Site
-from fedmate.flower.messages import Answer, Request, Transport
+from fedmate.flower.backend import IDENTITY, Flower, identity
+from fedmate.flower.client import Client
+from fedmate.flower.node import client_app
 from fedmate.flower.transport import GridTransport, LostError
 
-# Without importing Ray: what it writes to the terminal is decided then.
+# Without importing Ray: its output to the terminal is decided then.
 if find_spec("flwr") is None or find_spec("ray") is None:
     pytest.skip("Flower or Ray is not installed", allow_module_level=True)
 
-Test = TypeVar("Test", bound=Callable[..., None])
-
-CLIENTS = 20
-TOKEN = "ab" * 16
+CLIENTS, TOKEN = 20, "ab" * 16
+WORKER = "ray::ClientAppActor"
 
 
 class Listener(Observer):
-    """Remembers what it hears, and the mark of the processes that are at work."""
+    """Remembers what it hears."""
 
     def __init__(self) -> None:
-        self.done, self.sentences, self.mark = 0, list[str](), ""
+        self.done, self.sentences = 0, list[str]()
 
     def started(self, built: Built, done: int) -> None:
         self.done = done
 
     def round_done(self, done: int, primary: float | None) -> None:
-        self.done, self.mark = done, os.environ.get(MARK, "")
+        self.done = done
 
     def warned(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
 
-def ready(backend: str, method: str, rounds: int, given: UserInputs = NO_INPUTS, **partition: Any) -> Built:
+def ready(backend: str, method: str, rounds: int, inputs: UserInputs = NO_INPUTS, **partition: Any) -> Built:
     values = {
         "seed": 3,
         "rounds": rounds,
@@ -73,15 +71,15 @@ def ready(backend: str, method: str, rounds: int, given: UserInputs = NO_INPUTS,
         "participation": 0.5,
         "device": "cpu",
         "backend": backend,
-        "partition": partition,
+        "partition": partition or {"name": "share", "clients": CLIENTS},
         "training": {"epochs": 1},
         "method": {"name": method},
     }
-    return build(resolve([given.layer(), ConfigSource("test", values)]), given)
+    return build(resolve([inputs.layer(), ConfigSource("test", values)]), inputs)
 
 
 def finished(folder: Path, backend: str, method: str, rounds: int) -> Listener:
-    built, listener = ready(backend, method, rounds, name="share", clients=CLIENTS), Listener()
+    built, listener = ready(backend, method, rounds), Listener()
     begin(folder, built)
     run(built, folder, listener)
     return listener
@@ -104,9 +102,8 @@ def client_states(folder: Path) -> dict[int, dict[str, Tensor]]:
     if (folder / IDENTITY).exists():
         kept = (folder / "sites" / identity(folder)[:16]).glob("*/state.safetensors")
         both = {int(path.parent.name): unpack(path.read_bytes())[0] for path in kept}
-        after = "after/"
         return {
-            client: {path.removeprefix(after): leaf for path, leaf in tensors.items() if path.startswith(after)}
+            client: {path.removeprefix("after/"): leaf for path, leaf in tensors.items() if path.startswith("after/")}
             for client, tensors in both.items()
         }
     files = (folder / "checkpoint" / "clients").iterdir()
@@ -119,92 +116,77 @@ def check_equal(found: Path, expected: Path) -> None:
     assert_close(client_states(found), client_states(expected), rtol=0, atol=0)
 
 
-def check_nothing_left(listener: Listener, threads: list[threading.Thread]) -> None:
-    assert listener.mark
-    assert [(folder / "cmdline").read_bytes() for folder in with_mark(listener.mark)] == []
-    # Flower's own threads look up now and then whether they are still wanted.
-    deadline = time.monotonic() + 20
-    while not {*threading.enumerate()} <= {*threads} and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert {*threading.enumerate()} <= {*threads}
-    assert MARK not in os.environ
-
-
 @pytest.fixture
-def threads() -> list[threading.Thread]:
-    """Those that were there before."""
-    return threading.enumerate()
+def check_nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Check that no thread and no process is left; dropped objects of Ray are collected while warnings are ignored."""
+    mark, threads, path = secrets.token_hex(8), {*threading.enumerate()}, os.environ.get("PYTHONPATH")
+    monkeypatch.setenv(MARK, mark)
+
+    def check() -> None:
+        wait_for(lambda: not with_mark(mark), 20, "all processes have ended")
+        # Flower's own threads look up now and then whether they are still wanted.
+        wait_for(lambda: {*threading.enumerate()} <= threads, 20, "all threads have ended")
+        assert os.environ.get("PYTHONPATH") == path
+
+    yield check
+    gc.collect()
 
 
 # -------------------- whole simulations
 
 
-@pytest.fixture
-def _collected() -> Iterator[None]:
-    """Collect what Ray drops without closing it while its warnings are ignored."""
-    yield
-    gc.collect()
-
-
-def whole(test: Test) -> Test:
-    """Mark a test that runs a whole simulation."""
-    for mark in (
-        pytest.mark.flower,
-        pytest.mark.filterwarnings("ignore::ResourceWarning"),
-        pytest.mark.usefixtures("_collected"),
-    ):
-        test = mark(test)
-    return test
-
-
-@whole
+@pytest.mark.flower
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_simulation_gives_the_numbers_of_the_reference(
-    tmp_path: Path, threads: list[threading.Thread], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], check_nothing_left: Callable[[], None]
 ) -> None:
     """FedMate, half of 20 clients a round: the record, the server's state and the clients', to the last bit."""
     finished(tmp_path / "reference", "sequential", "fedmate", rounds=3)
-    threads, path = threading.enumerate(), os.environ.get("PYTHONPATH")
     listener = finished(tmp_path / "flower", "flower", "fedmate", rounds=3)
     check_equal(tmp_path / "flower", tmp_path / "reference")
     assert len(client_states(tmp_path / "flower")) > CLIENTS // 2
     assert not list((tmp_path / "flower" / "checkpoint" / "clients").iterdir())
     assert listener.sentences == []
-    check_nothing_left(listener, threads)
-    assert os.environ.get("PYTHONPATH") == path
+    check_nothing_left()
     assert capfd.readouterr() == ("", "")
 
 
-@whole
-def test_interrupted_and_without_a_worker_a_run_stands_where_it_was_saved(
+@pytest.mark.flower
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_interrupt_and_a_killed_worker_leave_a_run_that_goes_on(
     tmp_path: Path,
-    threads: list[threading.Thread],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    check_nothing_left: Callable[[], None],
 ) -> None:
     """Ctrl-C in round 2, a killed worker in round 3; resumed twice, FedAvg ends with the reference's numbers.
 
-    What Python remembers of the first two is forgotten while the third is under way, as it may be at any time.
+    The apps of the first two are forgotten while the third is under way, as may happen at any time.
     """
-    held = list[object]()
+    held, folder = list[object](), tmp_path / "flower"
 
     def forget() -> None:
         del held[:-1]
         gc.collect()
 
-    def remembered(open_site: Callable[[Any, str], Site], *, is_virtual: bool) -> object:
-        held.append(open_site)
-        return client_app(open_site, is_virtual=is_virtual)
+    def remembered(open_client: Callable[[Any, str], Client], *, is_virtual: bool) -> object:
+        held.append(open_client)
+        return client_app(open_client, is_virtual=is_virtual)
+
+    def kill_a_worker() -> None:
+        # A worker takes its name a moment after it has begun.
+        wait_for(lambda: bool(with_mark(os.environ[MARK], WORKER)), 20, "there is a worker")
+        os.kill(with_mark(os.environ[MARK], WORKER)[0], signal.SIGKILL)
 
     monkeypatch.setattr(simulation, "client_app", remembered)
     finished(tmp_path / "reference", "sequential", "fedavg", rounds=4)
-    threads, folder = threading.enumerate(), tmp_path / "flower"
-    built, listener = ready("flower", "fedavg", 4, name="share", clients=CLIENTS), Listener()
+    built, listener = ready("flower", "fedavg", 4), Listener()
     begin(folder, built)
     during(monkeypatch, lambda: listener.done == 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     with hearing_interrupts(), pytest.raises(KeyboardInterrupt):
         run(built, folder, listener)
     assert Checkpoint(folder).state.round == 1
-    check_nothing_left(listener, threads)
+    check_nothing_left()
 
     built, listener = build(stored_experiment(folder), initial=Checkpoint(folder).initial()[0]), Listener()
     during(monkeypatch, lambda: listener.done == 2, kill_a_worker)
@@ -213,27 +195,25 @@ def test_interrupted_and_without_a_worker_a_run_stands_where_it_was_saved(
         run(built, folder, listener)
     assert Checkpoint(folder).state.round == 2
     assert time.monotonic() - start < 120
-    check_nothing_left(listener, threads)
+    check_nothing_left()
 
     built, listener = build(stored_experiment(folder), initial=Checkpoint(folder).initial()[0]), Listener()
     during(monkeypatch, lambda: listener.done == 2, forget)
     run(built, folder, listener)
     assert len(held) == 1, "it has forgotten the others"
     check_equal(folder, tmp_path / "reference")
-    check_nothing_left(listener, threads)
+    check_nothing_left()
     assert capfd.readouterr() == ("", "")
 
 
-@whole
+@pytest.mark.flower
 def test_a_run_that_a_scheduler_ends_is_saved_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["run", "--dataset", "digits", "--method", "fedavg", "--set", "backend=flower", "--set", "rounds=500"]
     command = [sys.executable, "-c", "from fedmate.cli import main; main()", *words, "--out", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while process.poll() is None and not (folder / "rounds.csv").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: process.poll() is not None or (folder / "rounds.csv").exists(), 120, "a round is done")
         process.terminate()
         _, errors = process.communicate(timeout=60)
     finally:
@@ -246,7 +226,7 @@ def test_a_run_that_a_scheduler_ends_is_saved_and_says_so(tmp_path: Path) -> Non
 
 @contextmanager
 def hearing_interrupts() -> Iterator[None]:
-    """Hear Ctrl-C, which a shell lets those ignore that it starts in the background."""
+    """Hear Ctrl-C, which a shell makes processes in the background ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -266,19 +246,6 @@ def during(monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool], do: Callab
     monkeypatch.setattr(GridTransport, "_rest", rest)
 
 
-def kill_a_worker() -> None:
-    mark, deadline = os.environ[MARK], time.monotonic() + 20
-    # A worker takes its name a moment after it has begun.
-    while not (workers := [folder for folder in with_mark(mark) if is_worker(folder)]):
-        assert time.monotonic() < deadline, [folder.joinpath("cmdline").read_bytes() for folder in with_mark(mark)]
-        time.sleep(0.05)
-    os.kill(int(workers[0].name), signal.SIGKILL)
-
-
-def is_worker(folder: Path) -> bool:
-    return (folder / "cmdline").read_bytes().startswith(WORKER)
-
-
 def own_network() -> nn.Module:
     """A class that no other process can import."""
 
@@ -295,32 +262,38 @@ def own_network() -> nn.Module:
     return Own()
 
 
-@whole
-def test_a_client_that_raises_is_left_out_and_what_came_from_python_arrives(
-    tmp_path: Path, threads: list[threading.Thread]
+@pytest.mark.flower
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_client_that_raises_is_left_out_and_inputs_from_python_arrive(
+    tmp_path: Path, check_nothing_left: Callable[[], None]
 ) -> None:
     draw = torch.Generator().manual_seed(0)
     pool = fedmate.Pool(torch.randn(90, 4, generator=draw), torch.arange(90).remainder(3))
-    given = UserInputs(data=pool, module=own_network(), classifier="head")
-    built, listener, folder = ready("flower", "fedavg", 2, given, name="iid", clients=6), Listener(), tmp_path / "run"
+    inputs = UserInputs(data=pool, module=own_network(), classifier="head")
+    built, listener, folder = ready("flower", "fedavg", 2, inputs, name="iid", clients=6), Listener(), tmp_path / "run"
     begin(folder, built)
-    # Of one client the state is damaged, another cannot take its lock.
+    # The state of one client is damaged, and another cannot take its lock.
     (folder / IDENTITY).write_text(json.dumps({"experiment": TOKEN}))
-    (folder / "sites" / TOKEN[:16] / "1").mkdir(parents=True)
-    (folder / "sites" / TOKEN[:16] / "1" / "state.safetensors").write_bytes(b"damaged")
+    damaged = folder / "sites" / TOKEN[:16] / "1" / "state.safetensors"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"damaged")
     (folder / "sites" / TOKEN[:16] / "4" / "lock").mkdir(parents=True)
     run(built, folder, listener)
     rows = [line.split(",")[:3] for line in (folder / "rounds.csv").read_text().splitlines()[1:]]
     assert len(rows) == 6
     assert {client for _, client, valid in rows if valid == "0"} == {client for _, client, _ in rows} & {"1", "4"}
-    damaged = f"`{folder / 'sites' / TOKEN[:16] / '1' / 'state.safetensors'}` cannot be used"
-    assert any(f"not evaluated, {damaged}" in sentence for sentence in listener.sentences)
-    assert any("not evaluated, IsADirectoryError: [Errno 21]" in sentence for sentence in listener.sentences)
-    assert any("dropped, " in sentence for sentence in listener.sentences)
-    check_nothing_left(listener, threads)
+    for reason in (f"not evaluated, `{damaged}` cannot be used", "not evaluated, IsADirectoryError", "dropped, "):
+        assert any(reason in sentence for sentence in listener.sentences)
+    check_nothing_left()
 
 
 # -------------------- parts
+
+
+def flower(folder: Path) -> Flower:
+    built = ready("sequential", "fedavg", 2, name="share", clients=4)
+    begin(folder, built)
+    return Flower(built.method, built.federation, torch.tensor(3))
 
 
 def test_a_simulation_that_does_not_start_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,85 +303,23 @@ def test_a_simulation_that_does_not_start_is_lost(tmp_path: Path, monkeypatch: p
     def fail(**_: object) -> None:
         raise ValueError("no room\nat all")
 
-    built = ready("sequential", "fedavg", 2, name="share", clients=4)
-    begin(tmp_path / "run", built)
+    backend = flower(tmp_path / "run")
     monkeypatch.setattr(ray, "init", fail)
     lost = r"^the simulation did not start \(ValueError: no room\)$"
-    with pytest.raises(LostError, match=lost), flower(built).at_work(tmp_path / "run"):
+    with pytest.raises(LostError, match=lost), backend.at_work(tmp_path / "run"):
         pass
-    assert MARK not in os.environ
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    with pytest.raises(UserError, match=r"^Ray runs in this process already"), flower(built).at_work(tmp_path / "run"):
+    with pytest.raises(UserError, match=r"^Ray runs in this process already"), backend.at_work(tmp_path / "run"):
         pass
-
-
-def test_a_run_keeps_its_identity(tmp_path: Path) -> None:
-    begin(tmp_path / "run", ready("sequential", "fedavg", 2, name="share", clients=4))
-    token = identity(tmp_path / "run")
-    assert identity(tmp_path / "run") == token
-    assert json.loads((tmp_path / "run" / IDENTITY).read_bytes()) == {"experiment": token}
-    for damaged in (b"", b"{}", b"[]", b'{"experiment": 3}', b'{"experiment": "../../secret"}', b"\xff", b"[" * 10**5):
-        (tmp_path / "run" / IDENTITY).write_bytes(damaged)
-        with pytest.raises(UserError, match=r"`.*federation.json` says by which token .* cannot be used"):
-            identity(tmp_path / "run")
-        assert (tmp_path / "run" / IDENTITY).read_bytes() == damaged
-    begin(tmp_path / "other", ready("sequential", "fedavg", 2, name="share", clients=4))
-    assert identity(tmp_path / "other") != token
-
-
-def test_a_run_that_went_on_does_not_get_another_identity(tmp_path: Path) -> None:
-    """Its clients would begin anew, and nobody would notice."""
-    built, folder = ready("sequential", "fedavg", 1, name="share", clients=4), tmp_path / "run"
-    begin(folder, built)
-    run(built, folder, Listener())
-    with pytest.raises(UserError, match=r"cannot be used \(it is missing\)"):
-        identity(folder)
-
-
-def flower(built: Built) -> Flower:
-    return Flower(built.method, built.federation, torch.tensor(3), chunk_size=2, precision="tf32")
-
-
-def test_a_courier_is_there_while_a_run_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Echo(Transport):
-        def send(self, requests: Any, wanted: int) -> Any:
-            return {client: Answer({}, {}) for client in requests}
-
-    built, works = ready("sequential", "fedavg", 2, name="share", clients=4), list[Work]()
-    begin(tmp_path / "run", built)
-    monkeypatch.chdir(tmp_path)
-    backend = flower(built)
-    assert (backend.min_clients, backend.patience, backend.inputs) == (1, 600.0, None)
-    assert [note.partition(" is set")[0] for note in backend.notes] == ["`chunk_size`"]
-    backend.min_clients, backend.patience = 3, 5.0
-
-    def reach(work: Work) -> AbstractContextManager[Transport]:
-        works.append(work)
-        return nullcontext(Echo())
-
-    backend.reach = reach
-    asked = {0: Request("train", 0, False, {})}
-    with backend.at_work(Path("run")):
-        assert backend.transport.send(asked, 1) == {0: Answer({}, {})}
-    assert works == [Work(tmp_path / "run", identity(tmp_path / "run"), 4, 3, 5.0, NO_INPUTS)]
-    with pytest.raises(RuntimeError, match="within `at_work`"):
-        backend.transport.send(asked, 1)
 
 
 @pytest.mark.parametrize("missing", ["flwr", "ray"])
-def test_without_flower_it_says_what_to_install(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = ready("sequential", "fedavg", 2, name="share", clients=4)
-    begin(tmp_path / "run", built)
+def test_a_missing_package_is_named(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_spec", lambda name: None if name == missing else object())
-    advice = rf"^the back end `flower` needs the package `{missing}`, .*`pip install 'fedmate\[flower\]'`.$"
-    if missing == "ray":
-        # A server without virtual clients does without.
-        backend = flower(built)
-        with pytest.raises(UserError, match=advice), backend.at_work(tmp_path / "run"):
-            pass
-    else:
-        with pytest.raises(UserError, match=advice):
-            flower(built)
+    advice = rf"needs the package `{missing}`, .*`pip install 'fedmate\[flower\]'`.$"
+    # Without Ray there are no virtual clients, but a server works.
+    with pytest.raises(UserError, match=advice), flower(tmp_path / "run").at_work(tmp_path / "run"):
+        pass
 
 
 def test_nothing_calls_home_even_where_flower_was_loaded_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,47 +331,3 @@ def test_nothing_calls_home_even_where_flower_was_loaded_before(monkeypatch: pyt
     environment.silence()
     assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
     assert {name: os.environ[name] for name in environment.QUIET} == environment.QUIET
-
-
-def test_every_module_may_be_the_first_to_be_imported() -> None:
-    """A worker begins with one that nobody else begins with."""
-    flower = ("backend", "client", "simulation", "node")
-    names = [f"fedmate.flower.{name}" for name in flower]
-    # A fresh start for each, but for what other packages have loaded.
-    script = """
-import importlib, sys
-import torch, sklearn.datasets
-for name in sys.argv[1:]:
-    for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == "fedmate"]:
-        del sys.modules[loaded]
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        print(name, error)
-"""
-    found = subprocess.run([sys.executable, "-c", script, *names], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines() == []
-
-
-def test_what_carries_the_mark_is_found_and_ended() -> None:
-    with marked() as mark:
-        command = [sys.executable, "-c", "import time; time.sleep(60)"]
-        process = subprocess.Popen(command)
-        named = subprocess.Popen([WORKER.decode(), *command[1:]], executable=sys.executable)
-    stranger = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + 10
-        while len(list(with_mark(mark))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert {int(folder.name) for folder in with_mark(mark)} == {process.pid, named.pid}
-        end_workers(mark)
-        assert named.wait(10) == -signal.SIGKILL
-        assert process.poll() is None
-        end_all(mark, patience=0.2)
-        assert process.wait(10) == -signal.SIGKILL
-        assert list(with_mark(mark)) == []
-        assert stranger.poll() is None
-    finally:
-        for one in (process, named, stranger):
-            one.kill()
-            one.wait()

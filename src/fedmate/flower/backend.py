@@ -284,8 +284,9 @@ def identity(folder: Path) -> str:
         if re.fullmatch(r"[0-9a-f]{32}", token) is None:
             raise ValueError("it holds no token")
     except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
         raise UserError(
-            f"`{path}` holds the token by which clients know this run, but cannot be used ({error}); put it back from "
+            f"`{path}` holds the token by which clients know this run, but cannot be used ({reason}); put it back from "
             "a copy, or start a new run."
         ) from None
     return token

@@ -73,7 +73,7 @@ def _superlink(superlink: str, root_certificates: Path | None) -> Iterator[Point
         connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=TIMEOUT, context=trusted)
         with closing(connection):
             connection.request("GET", "/health")
-            certificate = connection.sock.getpeercert()
+            valid_until = str((connection.sock.getpeercert() or {})["notAfter"])
             date = connection.getresponse().headers["date"]
     except ssl.SSLCertVerificationError as error:
         reason = WHY.get(error.verify_code, error.verify_message)
@@ -83,7 +83,7 @@ def _superlink(superlink: str, root_certificates: Path | None) -> Iterator[Point
         text = f"`{superlink}` is not reached ({error}): are address and `ca.crt` right, and is its port open?"
         yield Point("superlink", False, text)
         return
-    until = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), datetime.UTC)
+    until = datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(valid_until), datetime.UTC)
     soon = ": the server needs another one soon" if until - _now() < SOON else ""
     yield Point(
         "superlink", True, f"`{superlink}` is reached over TLS; its certificate is valid until {until:%Y-%m-%d}{soon}"

@@ -100,7 +100,7 @@ def _server_name(name: str) -> str:
         return str(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         # A name that ends with a number is meant to be an address.
-        if re.fullmatch(r"([a-z0-9-]{1,63}\.)*[a-z0-9-]*[a-z][a-z0-9-]*", name.lower()):
+        if re.fullmatch(r"([a-z0-9-]{1,63}\.)*(?=[0-9-]*[a-z])[a-z0-9-]{1,63}", name.lower()):
             return name.lower()
         raise UserError(f"`--server` got `{name}`; give the name or address of a machine, without a port.") from None
 
@@ -204,7 +204,7 @@ def _sign(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
     if authority is None:
-        signs = x509.KeyUsage(*[False] * 5, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
+        signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(signs, critical=True)
     else:

@@ -176,7 +176,7 @@ def _check_names(content: RecordDict, names: set[str]) -> None:
 
 
 def _record(content: RecordDict, name: str, kind: str) -> Mapping[str, Any]:
-    record = content[name]
+    record: Mapping[str, Any] = content[name]
     if type(record).__name__ != kind:
         raise MessageError(f"`{name}` is a `{type(record).__name__}`, not a `{kind}`")
     return record

@@ -34,9 +34,6 @@ PAUSE = 1.0
 BRIEF = 0.05
 """Seconds between looks for answers from this machine."""
 
-INTRODUCTION = 60.0
-"""The most seconds to wait for nodes to introduce themselves."""
-
 SLACK = 60.0
 """Seconds that a message stays valid after the wait for its answer has ended: expiry is no error then."""
 
@@ -100,7 +97,7 @@ class GridTransport(Transport):
             node: write_request(Address(self.experiment, client), requests[client]) for client, node in nodes.items()
         }
         kind = "train" if first.kind == "train" else "evaluate"
-        replies = self._exchange(contents, kind, str(first.round + 1), self.patience)
+        replies = self._exchange(contents, kind, str(first.round + 1))
         return {
             client: node if isinstance(node, ErrorReply) else _read("answer", replies[node], read_answer)
             for client, node in found.items()
@@ -132,8 +129,13 @@ class GridTransport(Transport):
         self._since = present
         if any(isinstance(self._node_of(client), ErrorReply) for client in clients):
             new: Contents = {node: RecordDict() for node in present if node not in self._known}
-            replies = self._exchange(new, "query", "query", min(self.patience, INTRODUCTION))
-            self._known |= {node: _introduction(reply) for node, reply in replies.items()}
+
+            def all_known(replies: Contents) -> bool:
+                self._known |= {node: _introduction(reply) for node, reply in replies.items()}
+                return all(isinstance(self._node_of(client), int) for client in clients)
+
+            # A node that is needed may be training, and answers one message after the other.
+            all_known(self._exchange(new, "query", "query", all_known))
 
     def _present(self) -> dict[int, str]:
         """Return since when each connected node is there."""
@@ -152,17 +154,19 @@ class GridTransport(Transport):
 
     # -------------------- messages
 
-    def _exchange(self, contents: Contents, kind: str, group: str, patience: float) -> Contents:
-        """Send a message to each node, and return the replies; wait `patience` seconds for the next one."""
+    def _exchange(
+        self, contents: Contents, kind: str, group: str, is_enough: Callable[[Contents], bool] = lambda _: False
+    ) -> Contents:
+        """Send a message to each node, and return the replies, or those until they are enough."""
         sent, replies = self._push(contents, kind, group)
         last = time.monotonic()
-        while sent and time.monotonic() < last + patience:
+        while sent and not is_enough(replies) and time.monotonic() < last + self.patience:
             for number, reply in self._pull(sent).items():
                 replies[sent.pop(number)] = reply
                 last = time.monotonic()
             if sent:
                 self._rest()
-        return replies | {node: ErrorReply(f"no answer in {patience:g} s") for node in sent.values()}
+        return replies | {node: ErrorReply(f"no answer in {self.patience:g} s") for node in sent.values()}
 
     def _push(self, contents: Contents, kind: str, group: str) -> tuple[dict[str, int], Contents]:
         """Send messages; return the node of each by the message's number, and errors for those that were not sent."""
@@ -215,7 +219,7 @@ class GridTransport(Transport):
 
 
 def _number(reply: Message) -> str:
-    return reply.metadata.reply_to_message_id
+    return str(reply.metadata.reply_to_message_id)
 
 
 def _check_workers(replies: Collection[Message]) -> None:
