@@ -287,7 +287,7 @@ def test_too_few_answers_stop_a_run_which_then_goes_on(
 
 
 def test_held_out_clients_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"`holdout_clients` is 0\.5, but on the back end `flower`"):
+    with pytest.raises(UserError, match=r"`holdout_clients` is 0\.5, which the back end `flower` does not"):
         fedmate.run({**SETTINGS, "backend": "flower", "holdout_clients": 0.5}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
