@@ -258,9 +258,7 @@ def test_it_goes_on_with_the_patience_that_its_file_has_now(app: App) -> None:
     file, app.spoil = app.folder / "dealt.toml", lambda client, request: None
     usual = file.read_text()
     file.write_text(f"patience = 50\nmin_clients = 4\n{usual}")
-    assert app.fail("dealt", app.folder / "out") == (
-        "`min_clients` is 4, but there are 3 clients; set it to that at most."
-    )
+    assert app.fail("dealt", app.folder / "out") == ("`min_clients` is 4, but there are 3 clients; lower it.")
     file.write_text(f"patience = 50\nmin_clients = 2\n{usual}")
     app.run("dealt", app.folder / "out")
     assert [(one.run.patience, one.run.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
