@@ -1,4 +1,4 @@
-"""`fedmate partition`: who would hold what, without any training."""
+"""`fedmate partition`."""
 
 from __future__ import annotations
 
@@ -12,61 +12,63 @@ from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, one_line, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedmate.experiment.config import Experiment, Section
-    from fedmate.experiment.partitioning import ClientSplit
+    from fedmate.experiment.config import Section
     from fedmate.report.plots import Holdings
 
 MOST_CLASSES, MOST_CLIENTS = 12, 40
-"""Up to here a table shows everybody; beyond it sums up."""
-
-MOST_NAMED = 10
-"""Classes that are named in a line."""
+"""Larger partitions are summed up instead of printed as a table."""
 
 
 def partition(
     experiment: Annotated[
-        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Whose samples to deal; defaults to digits.")
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Experiment; the default is the data set digits.")
     ] = None,
     dataset: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
     set_: Settings = None,
     skip_bad: SkipBad = False,
     data_dir: DataDir = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="New file for a picture: `.svg`, `.png` or `.pdf`.")
+        Path | None, typer.Option(metavar="FILE", help="New file for a plot: `.svg`, `.png` or `.pdf`.")
     ] = None,
 ) -> None:
-    """Deal the samples of an experiment and show who holds what; nothing is trained."""
+    """Show how samples are distributed over clients."""
     from fedmate.experiment.config import load_file
     from fedmate.experiment.partitioning import split_samples
     from fedmate.experiment.prepare import Request, compose
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.report.plots import check_picture, draw_holdings
+    from fedmate.report.plots import Holdings, check_picture, draw_holdings
     from fedmate.storage import check_new, write_for_user
 
     if plot is not None:
         check_picture(plot)
         check_new(plot)
     base = None if experiment is None else load_file(experiment)
-    given = UserInputs(folder=data_dir)
-    (chosen,) = compose(Request(base, (), dataset, read_settings(set_, skip_bad), given))
-    dealt = split_samples(chosen, given)
-    holdings = _holdings(chosen, dealt)
+    inputs = UserInputs(folder=data_dir)
+    (chosen,) = compose(Request(base, (), dataset, read_settings(set_, skip_bad), inputs))
+    split = split_samples(chosen, inputs)
+    title = f"{chosen.dataset.name}, {_describe(chosen.partition)}, seed {chosen.general.seed}"
+    holdings = Holdings(split.class_counts(), split.names(), split.arrays.class_names, title)
     if plot is not None:
         write_for_user(plot, draw_holdings(holdings, plot.suffix))
-    _show(holdings, dealt)
+    console = make_console()
+    for note in split.arrays.notes:
+        console.out(f"Note: {one_line(note)}", highlight=False)
+    if holdings.counts.shape[0] <= MOST_CLIENTS and holdings.counts.shape[1] <= MOST_CLASSES:
+        table = _table(holdings)
+        # A line that wraps is better than a number that is cut.
+        console.print(table, highlight=False, width=max(console.width, console.measure(table).minimum), crop=False)
+    else:
+        console.out("\n".join(map(one_line, _summary(holdings))), highlight=False)
+    tested = "Test split" if split.validation is None else "Validation, of training samples that no client holds"
+    console.out(f"{tested}: {len(split.test.y)} samples", highlight=False)
+    console.out(f"Data set:  sha256 {split.data_sha256}", highlight=False)
+    console.out(f"Partition: sha256 {split.sha256}", highlight=False)
     if plot is not None:
-        make_console().out(f"Picture: {plot}", highlight=False)
+        console.out(f"Picture: {plot}", highlight=False)
 
 
-def _holdings(experiment: Experiment, dealt: ClientSplit) -> Holdings:
-    from fedmate.report.plots import Holdings
-
-    title = f"{experiment.dataset.name}, {_described(experiment.partition)}, seed {experiment.general.seed}"
-    return Holdings(dealt.class_counts(), dealt.names(), dealt.arrays.class_names, title)
-
-
-def _described(section: Section) -> str:
-    """Name a partition with its own options: the first, and others that are not as they come."""
+def _describe(section: Section) -> str:
+    """Name a partition with its first own option, and others that are not at their defaults."""
     from fedmate.core.options import options_of
     from fedmate.data.partitions import PARTITIONS, Partition
 
@@ -76,26 +78,6 @@ def _described(section: Section) -> str:
     values = {key: section.options[key] for key in shown}
     words = ", ".join(f"{key} = {f'{v:g}' if isinstance(v, float) else v}" for key, v in values.items())
     return f"{section.name} ({words})" if words else section.name
-
-
-def _show(holdings: Holdings, dealt: ClientSplit) -> None:
-    """Print notes, who holds what, and what tells this deal from others."""
-    console = make_console()
-    for note in dealt.arrays.notes:
-        console.out(f"Note: {one_line(note)}", highlight=False)
-    clients, classes = holdings.counts.shape
-    if clients <= MOST_CLIENTS and classes <= MOST_CLASSES:
-        table = _table(holdings)
-        # A line that wraps is better than a number that is cut.
-        width = max(console.width, console.measure(table).minimum)
-        console.print(table, highlight=False, width=width, crop=False)
-    else:
-        for line in _summary(holdings):
-            console.out(one_line(line), highlight=False)
-    tested = "Test split" if dealt.validation is None else "Validation, of training samples that no client holds"
-    console.out(f"{tested}: {len(dealt.test.y)} samples", highlight=False)
-    console.out(f"Data set:  sha256 {dealt.data_sha256}", highlight=False)
-    console.out(f"Partition: sha256 {dealt.sha256}", highlight=False)
 
 
 def _table(holdings: Holdings) -> Table:
@@ -116,15 +98,11 @@ def _table(holdings: Holdings) -> Table:
 
 
 def _summary(holdings: Holdings) -> list[str]:
-    """Return what can be said of many clients or classes in a few lines."""
+    """Return a summary of many clients or classes."""
     import numpy as np
 
     counts = holdings.counts
-    unheld = [name for name, total in zip(holdings.classes, counts.sum(0), strict=True) if not total]
-    names = ", ".join(unheld[:MOST_NAMED]) + (", ..." if len(unheld) > MOST_NAMED else "")
     lines = [holdings.title, f"Clients: {counts.shape[0]}, classes: {counts.shape[1]}, samples: {counts.sum()}"]
-    for what, figures in (("Samples", counts.sum(1)), ("Classes", (counts > 0).sum(1))):
-        middle = f"{np.median(figures):g}"
-        lines.append(f"{what} of a client: {figures.min()} to {figures.max()}, median {middle}")
-    lines.append(f"Classes that nobody holds: {len(unheld)}" + (f" ({names})" if unheld else ""))
-    return lines
+    for name, numbers in (("Samples", counts.sum(1)), ("Classes", (counts > 0).sum(1))):
+        lines.append(f"{name} of a client: {numbers.min()} to {numbers.max()}, median {np.median(numbers):g}")
+    return [*lines, f"Classes without any client: {(counts.sum(0) == 0).sum()}"]
