@@ -56,7 +56,8 @@ class Side:
 def run(side: Side, names: Sequence[str], jobs: int) -> None:
     """Run cases of one side, several processes at a time, and print what a process said that broke down."""
     side.results.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": str(side.tree / "src"), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(side.tree / "src"), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
     def work(part: Sequence[str]) -> None:
         line = [str(side.python), str(HERE / "cases.py"), "--out", str(side.results), *part]
