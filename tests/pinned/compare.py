@@ -267,7 +267,7 @@ def main() -> None:
     old, here = old_side(asked), CACHE / "results" / f"new-{os.getpid()}"
     new = Side(asked.new.absolute(), Path(sys.executable), here)
     if asked.gpu_timing:
-        return time_rounds(old, new, 5)
+        return time_rounds(old, new, 3)
     if asked.write:
         names = [name for name in names if cases.CASES[name].in_ci]
     run(old, [name for name in names if asked.fresh or not path_of(old, name).exists()], asked.jobs)
