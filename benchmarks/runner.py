@@ -102,7 +102,7 @@ class BackendRunner(Runner):
         """Run a round."""
         task = Round(number, tuple(range(self.case.clients)), evaluate=False)
         self._server = self._backend.run_round(self._server, task).server
-        self.notes = tuple(self._backend.notes)
+        self.notes = tuple(self._backend.warnings)
 
 
 def time_rounds(case: Case, make: Callable[[Case], Runner], repeat: int) -> Timing:

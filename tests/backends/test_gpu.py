@@ -77,7 +77,7 @@ def test_captured_rounds_give_what_rounds_give(
     monkeypatch.setattr(GraphTape, "play", lambda tape: replays.append(play(tape)))
     assert_close(run(captured), run(eager), rtol=1e-5, atol=1e-6, equal_nan=True)
     assert len(replays) == 4
-    assert captured.notes == []
+    assert captured.warnings == []
 
 
 def test_what_cannot_be_captured_runs_and_is_said(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,8 @@ def test_what_cannot_be_captured_runs_and_is_said(federation: Federation, monkey
     monkeypatch.setattr(FedAvg, "local_update", read_back)
     reading = Vectorised(make(FedAvg), federation, make_key(0, "cuda"), precision="tf32")
     assert_close(run(reading)[-1].server, expected[-1].server, rtol=1e-5, atol=1e-6)
-    assert len(reading.notes) == 1
-    assert "cannot be captured" in reading.notes[0]
+    assert len(reading.warnings) == 1
+    assert "cannot be captured" in reading.warnings[0]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 2e-2), ("bf16", 5e-2)])

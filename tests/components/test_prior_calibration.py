@@ -44,7 +44,7 @@ def test_a_client_adds_the_logarithm_of_its_class_shares() -> None:
 def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
     data = samples([0, 0, 0, 1])
     method = make(calibration=1.0, absent_share=0.01)
-    found, own = method.adjustment(data), method.own_adjustment(data, is_common=False)
+    found, own = method.adjustment(data), method.own_adjustment(data, is_global=False)
     assert found is not None
     assert own is not None
     assert_close(found, torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
@@ -55,12 +55,12 @@ def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_ask
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_the_own_test_is_asked_with_the_weight_of_training(name: str, tau: float) -> None:
     method, data = make(name, calibration=tau), samples([0, 0, 0, 1])
-    for is_common in (False, True):
-        own = method.own_adjustment(data, is_common)
+    for is_global in (False, True):
+        own = method.own_adjustment(data, is_global)
         assert own is not None
         assert_close(own[:2], tau * torch.tensor([0.75, 0.25], dtype=torch.float64).log())
         assert own[2:].tolist() == [BARRIER] * 2
-        assert method.prior_weight(is_common) == tau
+        assert method.prior_weight(is_global) == tau
 
 
 def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() -> None:
@@ -68,8 +68,8 @@ def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() 
     data = samples([0, 0, 0, 1, 2, 3])
     control, calibrated = make(own_prior=True), make(calibration=1.0)
     assert control.adjustment(data) is None
-    assert_close(control.own_adjustment(data, is_common=True), calibrated.own_adjustment(data, is_common=True))
-    assert control.own_adjustment(data, is_common=False) is None
+    assert_close(control.own_adjustment(data, is_global=True), calibrated.own_adjustment(data, is_global=True))
+    assert control.own_adjustment(data, is_global=False) is None
 
 
 @pytest.mark.parametrize(("name", "told"), [("fedavg", {"pre", "global"}), ("fedmate", {"global"})])
@@ -126,7 +126,7 @@ def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_mod
     method, (client, _) = make(calibration=tau), federation().clients
     params, test = tree_map(lambda leaf: 3 * leaf, method.setup.model.init_params()), federation().test
     adjustment = tau * (torch.tensor([9, 1, 1, 0], dtype=torch.float64) / 11).log()
-    found = accuracies(method, params, client, test, is_common=False)
+    found = accuracies(method, params, client, test, is_global=False)
     plain = method.setup.model.logits(params, test.x)
     for row, logits in enumerate((plain, plain + adjustment)):
         right = (logits.argmax(-1) == test.y).double()

@@ -29,7 +29,7 @@ def run(lab: Lab) -> tuple[list[RoundResult], list[Tree]]:
     for t, participants in enumerate(COHORTS):
         results.append(backend.run_round(server, Round(t, participants, evaluate=EVALUATED[t])))
         server = results[-1].server
-    assert not backend.notes
+    assert not backend.warnings
     return results, list(backend.clients)
 
 

@@ -152,7 +152,7 @@ def outcome(lab: Lab) -> Outcome:
         clients = [update.client for update in updates]
     # What the server remembers of a round may show only after the next.
     trained |= {f"end {i}": method.personal_params(clients[i], lab.received(server, 2, i)) for i in lab.everyone}
-    asked = {f"{i}": method.own_adjustment(data, is_common=True) for i, data in enumerate(lab.federation.clients)}
+    asked = {f"{i}": method.own_adjustment(data, is_global=True) for i, data in enumerate(lab.federation.clients)}
     return Outcome(trained, evaluated, {i: torch.zeros(()) if one is None else one for i, one in asked.items()})
 
 

@@ -208,7 +208,7 @@ def test_clients_with_own_sources_come_to_share_one(sizes: tuple[int, ...]) -> N
         assert torch.equal(after.x, before.x)
         assert torch.equal(after.y, before.y)
         ids, key = torch.arange(len(before.y)), make_key(4)
-        assert torch.equal(after.vary(ids, key), before.vary(ids, key))
+        assert torch.equal(after.draw(ids, key), before.draw(ids, key))
 
 
 # -------------------- prototypes

@@ -147,7 +147,7 @@ def test_the_number_is_the_accuracy_on_a_test_distributed_as_its_samples(app: Pa
     site = opened(app, "sites", partition_id=0, site=str(app / "site" / "site.toml"))
     told = site.answer(request(site, kind="view")).metrics["pre"][0]
     params = site.method.setup.model.init_params()
-    plain, own = accuracies(site.method, params, site.data, site.test, is_common=True).tolist()
+    plain, own = accuracies(site.method, params, site.data, site.test, is_global=True).tolist()
     assert own[1:] != plain[1:]
     assert np.isnan(own[0])
     assert told == pytest.approx((16 * own[1] + 48 * own[2]) / 64)

@@ -159,10 +159,10 @@ def test_samples_are_read_as_the_experiment_declares(tmp_path: Path) -> None:
     site = write_npz(tmp_path, np.arange(20) % 3, 'class_names = ["ant", "bee", "cat"]')
     declared = experiment(mean=[10.0], std=[2.0], crop=1, flip=True)
     train, _ = load_data(site, declared)
-    assert train.is_varied
+    assert train.is_augmented
     assert torch.equal(train.x, (train.source.take(train.rows).float() - 10) / 2)
     plain, _ = load_data(site, experiment())
-    assert not plain.is_varied
+    assert not plain.is_augmented
     assert torch.allclose(plain.x, (plain.source.take(plain.rows).float() - 127.5) / 127.5)
 
 

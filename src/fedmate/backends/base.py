@@ -157,7 +157,7 @@ class Backend(ABC):
         precision: of products on a GPU.
 
     Attributes:
-        notes: sentences for the user, until somebody tells them.
+        warnings: sentences for the user that have not been shown yet.
         reasons: why clients did not count in the last round, where it is something else than `NOT_FINITE`.
         min_clients, patience: how many clients must answer in a round, and how many seconds to wait for the next
             answer, where clients are remote.
@@ -179,7 +179,7 @@ class Backend(ABC):
         """Remember what to run."""
         self.chunk_size = chunk_size
         self.precision: Precision = precision
-        self.notes: list[str] = []
+        self.warnings: list[str] = []
         self.reasons: dict[int, str] = {}
         self.min_clients, self.patience = 1, 600.0
         self.inputs: Any = None
@@ -284,7 +284,7 @@ class Backend(ABC):
     def _distinct(self) -> Sequence[ClientData]:
         """Return the clients for whom one and the same model may answer differently: one stands for all if none do."""
         clients = self.federation.clients
-        return clients if self.method.own_adjustment(clients[0], is_common=True) is not None else clients[:1]
+        return clients if self.method.own_adjustment(clients[0], is_global=True) is not None else clients[:1]
 
 
 def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View | None]:

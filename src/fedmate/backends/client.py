@@ -64,7 +64,7 @@ def train_client(
     # What diverged is thrown away: the client holds on to what it had.
     held = where(valid, result.params, received)
     with remembered_features():
-        views = {} if test is None else {"post": accuracies(method, held, data, test, is_common=False)}
+        views = {} if test is None else {"post": accuracies(method, held, data, test, is_global=False)}
     return Trained(
         client=where(valid, result.client, client),
         upload=upload,
@@ -116,9 +116,9 @@ def view_client(method: Method, client: Tree, download: Tree, data: ClientData, 
     """Evaluate what a client holds after a broadcast."""
     with remembered_features():
         personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
-        pre = accuracies(method, personal, data, test, method.is_common)
+        pre = accuracies(method, personal, data, test, method.is_global)
         extra = method.extra_views(client, download, data, fold(key, "views"))
-        others = {name: accuracies(method, params, data, test, is_common=False) for name, params in extra.items()}
+        others = {name: accuracies(method, params, data, test, is_global=False) for name, params in extra.items()}
         return Seen(personal, {"pre": pre, **others})
 
 
@@ -128,11 +128,11 @@ def view_newcomer(
     """Return a newcomer's `accuracies`, `before` and `after` it adapts."""
     adapted = adapt_client(method, client, download, data, key)
     with remembered_features():
-        before = accuracies(method, adapted.before, data, test, method.is_common)
-        return {"before": before, "after": accuracies(method, adapted.after, data, test, is_common=False)}
+        before = accuracies(method, adapted.before, data, test, method.is_global)
+        return {"before": before, "after": accuracies(method, adapted.after, data, test, is_global=False)}
 
 
-def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData, is_common: bool) -> Tensor:
+def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData, is_global: bool) -> Tensor:
     """Return the accuracies of a model, `[tests, classes]`: as it is, and adjusted to what a client holds.
 
     The first are for a test of which the client's distribution says nothing, the second for one that has it.
@@ -142,9 +142,9 @@ def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData,
         params: the model's.
         data: the client's training samples.
         test: the test samples.
-        is_common: whether it is the global model, not one that a client has trained for itself.
+        is_global: whether it is the global model, not one that a client has trained for itself.
     """
-    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data, is_common)
+    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data, is_global)
     plain = class_accuracies(model, params, test, classes)
     own = plain if adjustment is None else class_accuracies(model, params, test, classes, adjustment)
     return torch.stack([plain, own])

@@ -74,10 +74,10 @@ class Vectorised(Backend):
     ) -> None:
         """Stack the clients' data and initial states."""
         super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision)
-        self.method = accelerate(method, federation, precision, self.notes.append)
+        self.method = accelerate(method, federation, precision, self.warnings.append)
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)
-        self._replays = Replays(tape_for(key.device), self.notes.append)
+        self._replays = Replays(tape_for(key.device), self.warnings.append)
         self._messages: dict[Structure, Messages] = {}
         self._moment: Tree | None = None
 

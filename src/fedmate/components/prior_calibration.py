@@ -58,13 +58,13 @@ class Calibrated(Method):
             )
         return found
 
-    def prior_weight(self, is_common: bool) -> float:
+    def prior_weight(self, is_global: bool) -> float:
         """Return how much of the logarithm of a distribution is added to a model's logits to answer for it.
 
         `own_prior` adds class shares that training did not keep out. A model that a client has trained for itself
         holds that client's already.
         """
-        return self.calibration or float(self.own_prior and is_common)
+        return self.calibration or float(self.own_prior and is_global)
 
     def adjustment(self, data: ClientData) -> Tensor | None:
         """Return `tau * log p_i`."""
@@ -74,9 +74,9 @@ class Calibrated(Method):
         lacking = torch.full_like(shares, self.absent_share)
         return prior_adjustment(torch.where(shares > 0, shares, lacking), self.calibration)
 
-    def own_adjustment(self, data: ClientData, is_common: bool) -> Tensor | None:
+    def own_adjustment(self, data: ClientData, is_global: bool) -> Tensor | None:
         """Return the same for the test: what a client lacks is not asked for there."""
-        weight = self.prior_weight(is_common)
+        weight = self.prior_weight(is_global)
         return prior_adjustment(self._shares(data), weight) if weight else None
 
     def _shares(self, data: ClientData) -> Tensor:

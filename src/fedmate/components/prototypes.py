@@ -21,7 +21,7 @@ def local_prototypes(
 ) -> tuple[Tensor, Tensor]:
     """Return P_ik `[classes, width]`, zeros for a class without a sample, and n_ik `[classes]`, in evaluation mode.
 
-    With a `key` they are those of samples varied as in training.
+    With a `key` they are those of samples augmented as in training.
     """
     return class_means(all_features(model, params, data, key), data.y, data.mask, num_classes)
 

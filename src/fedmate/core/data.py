@@ -43,19 +43,15 @@ class ClientData(NamedTuple):
         return self.source.read(self.rows)
 
     @property
-    def is_varied(self) -> bool:
+    def is_augmented(self) -> bool:
         """Whether training sees its samples cropped or mirrored, each time anew."""
         return self.source.augmentation != Augmentation()
 
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
-        """Return some of its samples as the source keeps them, varied for training; one key, or one for each."""
+        """Return some of its samples as the source keeps them, augmented for training; one key, or one for each."""
         rows = self.rows[ids]
         # Without anything to draw there is no need of keys.
-        return self.source.draw(rows, fold(key, "augment", ids)) if self.is_varied else self.source.take(rows)
-
-    def vary(self, ids: Tensor, key: Tensor) -> Tensor:
-        """Return some of its inputs as a network reads them in training, `[ids, ...]`."""
-        return self.source.normalise(self.draw(ids, key))
+        return self.source.draw(rows, fold(key, "augment", ids)) if self.is_augmented else self.source.take(rows)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> ClientData:
         """Apply a function to everything but the source: choose samples, or clients of a stack."""
@@ -69,7 +65,7 @@ class Batch(NamedTuple):
     """Some samples of one client.
 
     Attributes:
-        x: inputs `[batch, ...]`, varied as training wants them.
+        x: inputs `[batch, ...]`, augmented as training wants them.
         y, mask: as in `ClientData`.
         ids: which of the client's samples these are, `[batch]`.
         key: the randomness of this step, for dropout and augmentation.
@@ -123,7 +119,7 @@ def share_source(clients: Sequence[ClientData]) -> tuple[ClientData, ...]:
     if all(data.source is source for data in clients):
         return tuple(clients)
     if any(data.source.augmentation != source.augmentation for data in clients):
-        raise ValueError("clients whose samples are varied in different ways cannot share a source")
+        raise ValueError("clients whose samples are augmented in different ways cannot share a source")
     shared = source._replace(samples=torch.cat([data.source.samples[data.rows] for data in clients]))
     ends = itertools.accumulate(len(data.rows) for data in clients)
     device = source.samples.device
@@ -188,7 +184,7 @@ def class_members(labels: Tensor, mask: Tensor, num_classes: int) -> Tensor:
 
 
 WINDOW = 1000
-"""Samples varied at once: so many that starting an operation costs little beside it, few enough for memory."""
+"""Samples augmented at once: so many that starting an operation costs little beside it, few enough for memory."""
 
 
 def windows(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iterator[Batch]:

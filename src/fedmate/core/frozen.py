@@ -21,7 +21,7 @@ def frozen_batches(
 ) -> Iterator[Batch]:
     """Yield what `batches` yields, with features in place of inputs: those of an extractor that is not trained.
 
-    It runs in evaluation mode, on many samples at once, and only once in all if samples are not varied.
+    It runs in evaluation mode, on many samples at once, and only once in all if samples are not augmented.
     """
     if model.reads_batches:
         for batch in batches(data, batch_size, epochs, key):
@@ -29,7 +29,7 @@ def frozen_batches(
                 z, _ = model.features(params, batch.x)
             yield batch._replace(x=z)
         return
-    if not data.is_varied and epochs:
+    if not data.is_augmented and epochs:
         z = all_features(model, params, data)
         data = data._replace(source=plain_source(z), rows=torch.arange(z.shape[0], device=z.device))
         for window in windows(data, batch_size, epochs, key):

@@ -94,7 +94,7 @@ class Method(ABC):
     primary_view: ClassVar[str] = "pre"
     """The view that ranks this method: what it would deploy."""
 
-    is_common: ClassVar[bool] = False
+    is_global: ClassVar[bool] = False
     """Whether a client's `pre` view is the global model, and so holds the class shares of no client in particular."""
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
@@ -160,12 +160,12 @@ class Method(ABC):
         """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
         return None
 
-    def own_adjustment(self, data: ClientData, is_common: bool) -> Tensor | None:
+    def own_adjustment(self, data: ClientData, is_global: bool) -> Tensor | None:
         """Return what is added to a model's logits on a test with the client's own distribution, or `None`.
 
         Args:
             data: the client's training samples.
-            is_common: whether it is the global model, not one that a client has trained for itself.
+            is_global: whether it is the global model, not one that a client has trained for itself.
         """
         return None
 

@@ -22,12 +22,12 @@ CORE_CHUNK = 100
 
 
 def all_features(model: Model, params: Tree, data: ClientData, key: Tensor | None = None) -> Tensor:
-    """Return the features of all samples, in evaluation mode, some at a time; with a `key`, of varied samples."""
+    """Return the features of all samples, in evaluation mode, some at a time; with a `key`, of augmented samples."""
     size = chunk_size(model, data.rows.device)
     if key is not None:
         ids = torch.arange(data.rows.shape[0], device=data.rows.device)
-        varied = (data.draw(some, key) for some in torch.split(ids, size))
-        return features_of(model, params, data.source, zip(varied, torch.split(data.mask, size), strict=True))
+        augmented = (data.draw(some, key) for some in torch.split(ids, size))
+        return features_of(model, params, data.source, zip(augmented, torch.split(data.mask, size), strict=True))
     memory = current_memory()
     origin = (*leaves(params["extractor"]), *leaves(params["buffers"]), *data.source[:3], data.rows, data.mask)
     found = None if memory is None else memory.find(origin)

@@ -17,7 +17,7 @@ from fedmate.core.random import fold, to_uniform
 
 
 class Augmentation(NamedTuple):
-    """How training images are varied.
+    """How training images are augmented.
 
     Attributes:
         crop: how many black pixels are put around an image before a part of its old size is cut out at random.
@@ -34,7 +34,7 @@ class Source(NamedTuple):
     Attributes:
         samples: `[samples, ...]`, as the data set has them: bytes for images.
         mean, std: what is subtracted and divided by, in the precision of the network; they broadcast to a sample.
-        augmentation: how samples are varied in training.
+        augmentation: how samples are augmented in training.
     """
 
     samples: Tensor
@@ -46,10 +46,6 @@ class Source(NamedTuple):
         """Return some samples as a network reads them."""
         return self.normalise(self.take(rows))
 
-    def vary(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return some samples as a network reads them in training; `keys` has one for each."""
-        return self.normalise(self.draw(rows, keys))
-
     def take(self, rows: Tensor) -> Tensor:
         """Return some samples as they are kept."""
         # What `samples[rows]` is, but several times faster on a CPU: whole samples are copied, not number by number.
@@ -57,7 +53,7 @@ class Source(NamedTuple):
         return found.reshape(*rows.shape, *self.samples.shape[1:])
 
     def draw(self, rows: Tensor, keys: Tensor) -> Tensor:
-        """Return some samples as they are kept, varied for training; `keys` has one for each."""
+        """Return some samples as they are kept, augmented for training; `keys` has one for each."""
         return augment(self.take(rows), self.augmentation, keys)
 
     def normalise(self, samples: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     parts = {"train": _ready("train", client.train, restored), "test": _ready("test", client.test, restored)}
     with torch.no_grad(), one_thread(), unmapped():
         adapted = _train(restored, parts["train"])
-        models = {"before": (adapted.before, method.is_common), "after": (adapted.after, False)}
+        models = {"before": (adapted.before, method.is_global), "after": (adapted.after, False)}
         # Some methods have no global model, and private statistics belong to none.
         with suppress(UserError):
             models["global"] = (global_params(restored), True)
@@ -102,7 +102,7 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     if to is not None:
         model.save(to)
     notes = _notes(client, adapted, accuracy)
-    if method.own_adjustment(parts["train"], is_common=True) is not None and sum(map(bool, counts["train"])) == 1:
+    if method.own_adjustment(parts["train"], is_global=True) is not None and sum(map(bool, counts["train"])) == 1:
         notes = (*notes, "the client holds one class and the model knows it, so `own` is 100 % for any model.")
     names = restored.signature.class_names
     present = [k for k in range(len(names)) if counts["train"][k] or counts["test"][k]]
@@ -223,9 +223,9 @@ def _train(restored: Restored, data: ClientData) -> Adapted:
 
 
 def _accuracy(
-    restored: Restored, params: Tree, is_common: bool, parts: Mapping[str, ClientData]
+    restored: Restored, params: Tree, is_global: bool, parts: Mapping[str, ClientData]
 ) -> dict[str, float | None]:
-    found = accuracies(restored.method, params, parts["train"], parts["test"], is_common)
+    found = accuracies(restored.method, params, parts["train"], parts["test"], is_global)
     labels = label_distribution([parts["train"]], restored.method.setup.num_classes)
     figures = evaluate_view(View((0,), found[None]), labels)
     return {name: figures[name]["mean"] for name in TESTS}

@@ -86,8 +86,8 @@ def build(experiment: Experiment, inputs: UserInputs = NO_INPUTS, initial: Mappi
     backend = BACKENDS[name](method, federation, key, chunk_size=general.chunk_size, precision=general.precision)
     backend.min_clients, backend.patience, backend.inputs = general.min_clients, general.patience, inputs
     # Those of a later round are reported then.
-    warnings += backend.notes
-    backend.notes.clear()
+    warnings += backend.warnings
+    backend.warnings.clear()
     return Built(experiment.with_general(backend=name), method, federation, backend, signature, split, warnings)
 
 

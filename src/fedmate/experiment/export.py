@@ -139,7 +139,7 @@ def _tau(method: Method, client: int | str) -> float:
     """Return the weight of a model's prior calibration, 0 without; `client` as in `describe`."""
     if not isinstance(method, Calibrated):
         return 0.0
-    return method.prior_weight(client == "global" or (method.is_common and client != "newcomer"))
+    return method.prior_weight(client == "global" or (method.is_global and client != "newcomer"))
 
 
 def _class_counts(restored: Restored, client: int, given: UserInputs) -> list[int]:

@@ -177,8 +177,8 @@ class _Rounds:
     def _failures(self, t: int, result: RoundResult) -> tuple[dict[str, int | None], list[str]]:
         """Count and name the clients dropped from a round; a round that drops all of them cannot be built on."""
         backend, before, dropped = self.built.backend, self.done.state.failures, dict[str, list[int]]()
-        warnings = [*backend.notes]
-        backend.notes.clear()
+        warnings = [*backend.warnings]
+        backend.warnings.clear()
         for report in result.reports:
             if not report.valid:
                 dropped.setdefault(backend.reasons.get(report.client, NOT_FINITE), []).append(report.client)

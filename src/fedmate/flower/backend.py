@@ -119,7 +119,7 @@ class Flower(Backend):
         self.transport: Transport | None = None
         self._like: Tree | None = None
         if chunk_size:
-            self.notes.append("`chunk_size` is set, but each client is a process of its own on the back end `flower`.")
+            self.warnings.append("`chunk_size` has no effect: each client is a process of its own on `flower`.")
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
@@ -208,7 +208,7 @@ class Flower(Backend):
             if isinstance(reply, ErrorReply) and kind == "train":
                 self.reasons[i] = reply.reason
             elif isinstance(reply, ErrorReply):
-                self.notes.append(f"round {task.number + 1}: not evaluated, {reply.reason}: client {i}")
+                self.warnings.append(f"round {task.number + 1}: not evaluated, {reply.reason}: client {i}")
         return replies
 
     def _receive(self, server: Tree, task: Round, client: int, reply: Reply) -> _Received:

@@ -36,7 +36,7 @@ from fedmate.core import (
 class FedAvg(Calibrated, ServerMomentum):
     """Federated averaging of the whole model."""
 
-    is_common: ClassVar[bool] = True
+    is_global: ClassVar[bool] = True
     moving: ClassVar[tuple[str, ...]] = ("extractor", "classifier")
 
     citation: ClassVar[str] = "fedavg2017"

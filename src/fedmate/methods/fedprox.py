@@ -37,7 +37,7 @@ from fedmate.core import (
 class FedProx(Calibrated):
     """Federated averaging with a proximal term."""
 
-    is_common: ClassVar[bool] = True
+    is_global: ClassVar[bool] = True
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {

@@ -55,7 +55,7 @@ SHORTEST = 1e-8
 class MOON(Calibrated):
     """Model-contrastive federated learning."""
 
-    is_common: ClassVar[bool] = True
+    is_global: ClassVar[bool] = True
 
     presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
         "authors": {
@@ -146,7 +146,7 @@ def _state(params: Tree, has_previous: Tensor) -> Tree:
 
 def _frozen_features(model: Model, params: Tree, data: ClientData) -> Callable[[Batch], Tensor]:
     """Return what gives the features of a batch in evaluation mode, computed once for all if they stay the same."""
-    if data.is_varied or model.reads_batches:
+    if data.is_augmented or model.reads_batches:
         return lambda batch: model.features(params, batch.x)[0]
     z = all_features(model, params, data)
     return lambda batch: z[batch.ids]

@@ -62,7 +62,7 @@ TRAINED = ("extractor", "classifier")
 class Scaffold(Calibrated):
     """Federated averaging with control variates against client drift."""
 
-    is_common: ClassVar[bool] = True
+    is_global: ClassVar[bool] = True
 
     citation: ClassVar[str] = "scaffold2020"
 
