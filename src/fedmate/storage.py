@@ -257,6 +257,14 @@ def _umask() -> int:
     return mask
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise `UserError` if anything in a folder is a symbolic link; the folder itself may be one."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (path := Path(place, name)).is_symlink():
+                raise UserError(f"`{path}` is a link; replace it by the file or folder it names, or resume a copy.")
+
+
 def check_new(path: Path) -> None:
     """Raise `UserError` unless `path` names a file that does not exist in a folder that does."""
     if path.exists() or path.is_symlink():

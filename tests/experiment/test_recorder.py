@@ -92,7 +92,7 @@ def test_what_json_cannot_hold_is_never_written(tmp_path: Path, value: float) ->
 
 def test_the_end_writes_clients_and_summary(tmp_path: Path) -> None:
     record = begun(tmp_path / "run")
-    summary: dict[str, Any] = {"accuracy": {}, "headline": None, "seconds": 1.5}
+    summary: dict[str, Any] = {"accuracy": {"pre": None}, "headline": {"view": "pre", "mean": None}, "seconds": 1.5}
     rows: list[dict[str, Any]] = [{"client": 0, "pre": 50.0}, {"client": 1, "pre": None}]
     record.finish(summary, rows)
     assert Record(tmp_path / "run").summary == summary

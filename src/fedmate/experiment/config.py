@@ -119,6 +119,8 @@ DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn
 def load_file(path: Path) -> ConfigSource:
     """Read a TOML file as a layer."""
     try:
+        if path.is_fifo():
+            raise UserError(f"`{path}` is a pipe, not a file; give an experiment's TOML file.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"`{path}` does not exist; give the path of an experiment's TOML file.") from None
@@ -126,7 +128,7 @@ def load_file(path: Path) -> ConfigSource:
         raise UserError(f"`{path}` cannot be read as text ({error}); give an experiment's TOML file.") from None
     try:
         return ConfigSource(str(path), tomllib.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         where = str(error).replace("at end of document", f"at line {len(text.splitlines())}, its end")
         raise UserError(f"`{path}` is not valid TOML: {where}; mend that line.") from None
 
@@ -167,7 +169,7 @@ def flat(values: Mapping[str, Any]) -> Values:
 def _parse_value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     # A line break could smuggle in further keys.
     return parsed["value"] if list(parsed) == ["value"] else text
@@ -183,14 +185,12 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
     # Once more: a method's preset may say something of it.
     dataset = _resolve_section("dataset", DATASETS, layers)
     layers = [_defaults_of(dataset, layers), *layers]
-    general: Values = {}
+    general, training = Values(), Values()
     for layer in layers:
         found = {key: value for key, value in layer.values.items() if key in options_of(General)}
         general |= _typed("", General, found, layer.source)
-    check_options("", General, general)
-    training: Values = {}
-    for layer in layers:
         training |= _typed("training", Training, layer.values.get("training", {}), layer.source)
+    check_options("", General, general)
     named = {name: _resolve_section(name, table, layers) for name, table in NAMED_SECTIONS.items() if name != "dataset"}
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")

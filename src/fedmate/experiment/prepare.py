@@ -212,6 +212,9 @@ def _say_unlike(experiments: Sequence[Experiment]) -> list[str]:
 def resumed_runs(request: Request, folder: Path) -> Iterator[list[PreparedRun]]:
     """Go on with a run, or with all runs of a comparison; raise `UserError` if that cannot be done faithfully."""
     folders = runs_of(folder)
+    if not all(_is_finished(place) for place in folders):
+        # Somebody else may have made the folder: nothing outside it is written to.
+        storage.refuse_links(folder)
     with ExitStack() as locks:
         jobs = [_reopen(place, request.inputs, locks) for place in folders]
         if request.describes:

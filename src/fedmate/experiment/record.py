@@ -28,6 +28,10 @@ from torch import Tensor
 from fedmate.errors import UserError
 
 Content = TypeVar("Content")
+Number = int | float
+
+TOTALS = ("rounds", "clients", "bytes_up", "bytes_down", "seconds")
+"""The numbers of a summary that tables show beside accuracies."""
 
 
 @final
@@ -185,9 +189,15 @@ def _parse_environment(text: str) -> dict[str, Any]:
 
 def _parse_summary(text: str) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(text)
-    if not isinstance(summary, dict) or not {"accuracy", "headline"} <= summary.keys():
-        raise ValueError("it is not a summary")
-    return summary
+    try:
+        views = [*summary["accuracy"].values(), *summary.get("newcomers", {"accuracy": {}})["accuracy"].values()]
+        figures = [tests[test]["mean"] for tests in views if tests is not None for test in ("balanced", "own")]
+        figures += [summary["headline"]["mean"], *(summary.get(key) for key in TOTALS)]
+        if summary["headline"]["view"] in summary["accuracy"] and all(isinstance(f, Number | None) for f in figures):
+            return summary
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise ValueError("it is not a summary")
 
 
 def whole_lines(text: str) -> list[str]:
@@ -196,8 +206,11 @@ def whole_lines(text: str) -> list[str]:
 
 
 def _parse_csv(text: str) -> list[dict[str, Any]]:
-    rows = csv.DictReader(whole_lines(text))
-    return [{key: _parse_cell(cell) for key, cell in row.items()} for row in rows]
+    names, *rows = [row for row in csv.reader(whole_lines(text)) if row] or [[]]
+    odd = next((i for i, row in enumerate(rows, 2) if len(row) != len(names)), None)
+    if odd is not None:
+        raise ValueError(f"row {odd} has another length than the first")
+    return [dict(zip(names, map(_parse_cell, row), strict=True)) for row in rows]
 
 
 def _parse_cell(cell: str) -> int | float | str | None:

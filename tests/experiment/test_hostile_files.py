@@ -1,0 +1,133 @@
+"""Foreign files: an experiment, a record or a run's folder that somebody else wrote gets a sentence, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedmate
+from fedmate import cli
+from fedmate.errors import UserError
+from fedmate.experiment.config import ConfigSource, load_file, resolve
+from fedmate.experiment.prepare import Request, new_runs
+from fedmate.experiment.record import Record
+
+SETTINGS: dict[str, Any] = {"rounds": 1, "partition.clients": 2, "partition.examples": 5}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    fedmate.run(method="local", set=SETTINGS, out=folder)
+    return folder
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run before its first round."""
+    values = {"rounds": 1, "partition": {"clients": 2, "examples": 5}}
+    with new_runs(Request(methods=["fedavg"], settings=ConfigSource("set", values)), tmp_path / "run"):
+        return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "name", ["rounds.csv", "clients.csv.new", "summary.json.new", "checkpoint/lock", "diagnostics"]
+)
+def test_resume_does_not_follow_links(stopped: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    target = victim if name == "diagnostics" else victim / "authorized_keys"
+    if target != victim:
+        target.write_bytes(b"mine\n")
+    (stopped / name).unlink(missing_ok=True)
+    (stopped / name).symlink_to(target)
+    with pytest.raises(UserError) as caught:
+        fedmate.run(resume=stopped)
+    assert str(caught.value).startswith(f"`{stopped / name}` is a link; replace it by the file or folder it names")
+    assert {path.name: path.read_bytes() for path in victim.iterdir()} == (
+        {} if target == victim else {"authorized_keys": b"mine\n"}
+    )
+
+
+def test_resume_does_not_follow_a_link_to_another_run(stopped: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    (hostile / "comparison.json").write_text(json.dumps({"runs": ["fedavg"]}), encoding="utf-8")
+    (hostile / "fedavg").symlink_to(stopped)
+    with pytest.raises(UserError, match=r"fedavg` is a link; "):
+        fedmate.compare(resume=hostile)
+    assert not Record(stopped).finished
+
+
+def test_a_folder_that_is_a_link_itself_is_resumed(stopped: Path, tmp_path: Path) -> None:
+    """A user's own link, to a larger disk for example."""
+    (tmp_path / "link").symlink_to(stopped)
+    assert fedmate.run(resume=tmp_path / "link").finished
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, "a = " + "{b=" * 20_000])
+def test_a_toml_file_that_is_nested_too_deeply(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deep.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"deep\.toml` is not valid TOML: maximum recursion depth"):
+        load_file(tmp_path / "deep.toml")
+
+
+@pytest.mark.parametrize("name", ["nan", "1", "[1]", "{}", "true", "2024-01-01"])
+@pytest.mark.parametrize("section", ["dataset", "method"])
+def test_a_name_that_is_no_string(tmp_path: Path, section: str, name: str) -> None:
+    (tmp_path / "odd.toml").write_text(f"[{section}]\nname = {name}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=rf"^`{section}\.name` in "):
+        resolve([load_file(tmp_path / "odd.toml")])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_named_pipe_is_no_experiment(tmp_path: Path) -> None:
+    """Nothing ever comes out of it."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    script = "import sys; from pathlib import Path; from fedmate.experiment import config"
+    script += "; config.load_file(Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "pipe.toml"], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert "pipe.toml` is a pipe, not a file; give an experiment's TOML file." in done.stderr
+
+
+WRONG_SUMMARIES: dict[str, Any] = {
+    "a word for a figure": lambda summary: summary["accuracy"]["pre"]["own"].update(mean="x"),
+    "a list for a view": lambda summary: summary["accuracy"].update(pre=[1]),
+    "a test is missing": lambda summary: summary["accuracy"]["pre"].pop("own"),
+    "no view": lambda summary: summary["headline"].pop("view"),
+    "a list for the headline": lambda summary: summary.update(headline=[]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SUMMARIES)
+def test_a_summary_that_makes_no_sense(
+    finished: Path, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_bytes())
+    WRONG_SUMMARIES[case](summary)
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["fedmate", "run", "--resume", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert "summary.json` cannot be read" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("row", ["1,0,1.0,1.0" + ",7" * 40, "1"])
+def test_a_table_whose_rows_have_another_length(finished: Path, tmp_path: Path, row: str) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / "rounds.csv"
+    path.write_text(path.read_text(encoding="utf-8") + row + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"rounds\.csv` cannot be read \(row 4 has another length than the first\)"):
+        _ = Record(tmp_path / "run").rounds
