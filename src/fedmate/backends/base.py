@@ -176,7 +176,6 @@ class Backend(ABC):
         chunk_size: int | None = None,
         precision: Precision = "strict",
     ) -> None:
-        """Remember what to run."""
         self.chunk_size = chunk_size
         self.precision: Precision = precision
         self.warnings: list[str] = []

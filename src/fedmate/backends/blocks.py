@@ -203,7 +203,6 @@ class PooledConvolution(nn.Module):
     """
 
     def __init__(self, convolution: nn.Conv2d, block: Block, kernels: Kernels) -> None:
-        """Take over the parameters."""
         super().__init__()
         self.weight, self.bias = convolution.weight, convolution.bias
         self.block, self.kernels = block, kernels

@@ -26,7 +26,6 @@ class Tape(ABC):
     """A function recorded together with the places its inputs and outputs lie in."""
 
     def __init__(self, function: Function, inputs: Tree) -> None:
-        """Record what `function` does with copies of `inputs`."""
         self._inputs = tree_map(torch.clone, inputs)
         self._outputs = self.record(function, self._inputs)
 
@@ -64,7 +63,6 @@ class GraphTape(Tape):
     """
 
     def __init__(self, function: Function, inputs: Tree, pool: Any) -> None:
-        """Capture."""
         self._pool = pool
         super().__init__(function, inputs)
 
@@ -96,7 +94,6 @@ class Replays:
     """
 
     def __init__(self, record: Record | None, say: Callable[[str], None]) -> None:
-        """Begin with nothing recorded."""
         self._record, self._say = record, say
         self._met: set[Hashable] = set()
         self._tapes: dict[Hashable, Tape] = {}

@@ -57,7 +57,6 @@ class Sequential(Backend):
         precision: Precision = "strict",
         workers: int | None = None,
     ) -> None:
-        """Choose the number of workers and give every client its initial state."""
         super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision)
         on_gpu = federation.test.y.device.type != "cpu"
         wanted = workers or (1 if on_gpu else available_cores())

@@ -72,7 +72,6 @@ class Vectorised(Backend):
         chunk_size: int | None = None,
         precision: Precision = "strict",
     ) -> None:
-        """Stack the clients' data and initial states."""
         super().__init__(method, federation, key, chunk_size=chunk_size, precision=precision)
         self.method = accelerate(method, federation, precision, self.warnings.append)
         self._stack = stack(self.initial_clients())
@@ -217,7 +216,6 @@ class Unstacked(Sequence[Tree]):
     """The clients of a stack, by id."""
 
     def __init__(self, stacked: Tree, size: int) -> None:
-        """Look at a stack of `size` clients; it may have no leaf to tell how many there are."""
         self._stack = stacked
         self._size = size
 

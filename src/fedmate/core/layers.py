@@ -117,7 +117,6 @@ class KeyedDropout(nn.Module):
     """
 
     def __init__(self, probability: float, channels: bool) -> None:
-        """Remember what to drop."""
         super().__init__()
         self.probability = probability
         self.channels = channels

@@ -41,7 +41,6 @@ class Training:
     weight_decay: float = option(5e-4, "weight decay of SGD, biases included", Limits(at_least=0))
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
         check_options("training", Training, vars(self))
 
     def optimiser(self, learning_rate: float | None = None) -> SGD:
@@ -106,7 +105,6 @@ class Method(ABC):
     setup: Setup
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters outside their limits."""
         check_options("method", type(self), vars(self))
 
     def prepare(self, model: Model) -> Model:

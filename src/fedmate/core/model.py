@@ -52,7 +52,6 @@ class Model:
     """
 
     def __init__(self, module: nn.Module, *, classifier: str, buffers: BufferPolicy = "shared") -> None:
-        """Split the module at `classifier`."""
         network = swap_layers(copy.deepcopy(module), buffers)
         try:
             head = network.get_submodule(classifier) if classifier else None

@@ -109,7 +109,6 @@ class FedMate(Calibrated, ServerMomentum):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a schedule that does not exist."""
         super().__post_init__()
         parse_schedule(self.cft)
 

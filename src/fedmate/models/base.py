@@ -24,7 +24,6 @@ class Architecture(ABC):
     )
 
     def __post_init__(self) -> None:
-        """Refuse options outside their limits."""
         check_options("model", type(self), vars(self))
 
     @abstractmethod

@@ -57,7 +57,6 @@ class ResNet18(Architecture):
     width: int = option(64, "channels of the first stage; features are 8 times as wide", Limits(at_least=1))
 
     def __post_init__(self) -> None:
-        """Refuse groups that channels cannot be dealt into; later stages have multiples of the first one's."""
         super().__post_init__()
         if self.norm == "group" and self.width % self.groups:
             raise UserError(
@@ -103,7 +102,6 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
-        """Make the layers; a shortcut has some only where the shape changes."""
         super().__init__()
         self.conv1 = nn.Conv2d(channels, wide, 3, stride, padding=1, bias=False)
         self.norm1 = norm(wide)
