@@ -65,13 +65,13 @@ def refuse(command: Fedmate, *arguments: str | Path) -> str:
 # -------------------- what is printed
 
 
-def test_digits_are_dealt_as_runs_deal_them(fedmate_: Fedmate, tmp_path: Path) -> None:
+def test_digits_are_split_as_in_a_run(fedmate_: Fedmate, tmp_path: Path) -> None:
     answer = fedmate_("partition")
     assert (answer.status, answer.err) == (0, "")
     assert "\x1b" not in answer.out
     (experiment,) = compose(Request())
-    dealt = split_samples(experiment, NO_INPUTS)
-    counts = dealt.class_counts()
+    split = split_samples(experiment, NO_INPUTS)
+    counts = split.class_counts()
     found = rows(answer.out)
     assert " ".join(found[0]) == "digits, share (share = 10), seed 0"
     assert found[1] == ["client", *map(str, range(10)), "all"]
@@ -80,8 +80,8 @@ def test_digits_are_dealt_as_runs_deal_them(fedmate_: Fedmate, tmp_path: Path) -
     assert ["all", *map(str, counts.sum(0)), "800"] in found
     assert answer.out.splitlines()[-3:] == [
         "Test split: 997 samples",
-        f"Data set:  sha256 {dealt.data_sha256}",
-        f"Partition: sha256 {dealt.sha256}",
+        f"Data set:  sha256 {split.data_sha256}",
+        f"Partition: sha256 {split.sha256}",
     ]
     assert [*tmp_path.iterdir()] == []
 
@@ -96,7 +96,7 @@ def test_names_and_notes_are_printed_as_they_are(fedmate_: Fedmate) -> None:
     assert rows(answer.out)[-4][-1] == "24"
 
 
-def test_a_file_and_settings_say_what_is_dealt(fedmate_: Fedmate, tmp_path: Path) -> None:
+def test_a_file_and_settings_say_what_is_split(fedmate_: Fedmate, tmp_path: Path) -> None:
     text = 'seed = 5\n[dataset]\nname = "toys"\n[partition]\nname = "dirichlet"\nclients = 6\nalpha = 0.25\n'
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     answer = fedmate_("partition", "mine.toml", "--set", "partition.alpha=2", "--set", "seed=6")
@@ -123,11 +123,6 @@ def test_the_title_says_which_partition(fedmate_: Fedmate, settings: list[str], 
     assert f" toys, {title}, seed 0 " in f" {' '.join(fedmate_('partition', '--dataset', 'toys', *words).out.split())} "
 
 
-def test_bad_files_may_be_skipped(fedmate_: Fedmate) -> None:
-    assert "Note: `skip_bad` is True." in fedmate_(*TOYS, "--skip-bad").out
-    assert "`dataset.skip_bad` in --skip-bad is not an option" in refuse(fedmate_, "--skip-bad")
-
-
 def test_the_folder_of_data_sets(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
@@ -140,11 +135,6 @@ def test_the_folder_of_data_sets(fedmate_: Fedmate, tmp_path: Path, monkeypatch:
 def test_newcomers_stand_below(fedmate_: Fedmate) -> None:
     found = rows(fedmate_(*TOYS, "--set", "holdout_clients=0.4", "--set", "partition.examples=8").out)
     assert [row[0] for row in found if row[-1] == "8"] == ["0", "1", "newcomer"]
-
-
-def test_validation_is_named(fedmate_: Fedmate) -> None:
-    words = ("--set", "evaluate_on=validation", "--set", "validation_per_class=5", "--set", "partition.examples=8")
-    assert "\nValidation, of training samples that no client holds: 20 samples\n" in fedmate_(*TOYS, *words).out
 
 
 # -------------------- many clients or classes

@@ -255,14 +255,6 @@ def test_links_and_huge_members_of_archives_are_not_read(tmp_path: Path, monkeyp
         list(read_members(tmp_path / "x.tar", lambda name: True))
 
 
-@pytest.mark.parametrize("kind", ["u1", "i2", "i8", "f4", "?"])
-def test_labels_become_whole_numbers_from_zero(kind: str) -> None:
-    found = check_labels("y", np.array([1, 0, 1], kind), 2)
-    assert found.tolist() == [1, 0, 1]
-    assert found.dtype == np.int64
-    assert check_labels("y", np.array([1, 2], "u1"), 2, first=1).tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("labels", "first", "message"),
     [

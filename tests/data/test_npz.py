@@ -117,15 +117,11 @@ def test_prepared_images_may_have_their_channels_anywhere(x: Any, shape: tuple[i
     ("arrays", "message"),
     [
         ({"train_x": COLOUR[:, 1:]}, "x.npz[train_x]` has images of shape [8, 8, 3], expected [3, 9, 8]"),
-        ({"test_x": GREY[:2]}, "x.npz[test_x]` has images of shape [9, 8], expected [3, 9, 8]"),
         ({"train_x": COLOUR.astype(float)}, "x.npz[train_x]` holds float64 values"),
         ({"train_y": LABELS + 1}, "x.npz[train_y]` is 3 at [2], but labels are whole numbers from 0 to 2"),
         ({"test_y": np.array([-1, 0])}, "x.npz[test_y]` is -1 at [0], but labels are whole numbers from 0 to 2"),
-        ({"test_y": np.array([0, 0.5])}, "x.npz[test_y]` is 0.5 at [1]"),
-        ({"test_y": np.array([0, np.nan])}, "x.npz[test_y]` is nan at [1]"),
         ({"test_y": np.array(["a", "b"])}, "x.npz[test_y]` holds <U1 values"),
         ({"train_y": LABELS[:5]}, "`train_x` of shape [6, 9, 8, 3] for `train_y` of shape [5]"),
-        ({"train_y": LABELS[:, None]}, "for `train_y` of shape [6, 1]"),
         ({"test_x": COLOUR[:0], "test_y": LABELS[:0]}, "`test_x` of shape [0, 9, 8, 3]"),
     ],
 )
@@ -188,14 +184,6 @@ def test_a_test_split_is_optional(tmp_path: Path) -> None:
 # -------------------- a user's own: labels and clients
 
 
-@pytest.mark.parametrize("kind", ["u1", "i4", "i8", "f4", "f8"])
-def test_labels_may_be_whole_numbers_of_any_kind(kind: str, tmp_path: Path) -> None:
-    arrays = load(tmp_path, train_y=LABELS.astype(kind), test_x=TABLE[:1], test_y=np.array([4], kind))
-    assert arrays.train.y.tolist() == LABELS.tolist()
-    assert arrays.train.y.dtype == np.int64
-    assert arrays.class_names == ("0", "1", "2", "3", "4")
-
-
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_words_are_classes_in_alphabetical_order(kind: str, tmp_path: Path) -> None:
     words = np.array(["cat", "dog", "ant", "ant", "dog", "cat"], dtype=kind)
@@ -239,33 +227,24 @@ def test_clients_are_numbered_in_their_order(clients: list[Any], numbers: list[i
     ("arrays", "message"),
     [
         ({"train_x": TABLE[:5]}, "`train_x` of shape [5, 4] for `train_y` of shape [6]"),
-        ({"train_x": TABLE[:0], "train_y": LABELS[:0]}, "`train_x` of shape [0, 4]"),
         ({"train_x": TABLE[:, 0]}, "own.npz[train_x]` has the shape [6]"),
-        ({"train_x": np.array([["x"]] * 6)}, "own.npz[train_x]` holds <U1 values"),
         ({"train_x": np.where(TABLE[2, 1] == TABLE, np.nan, TABLE)}, "own.npz[train_x]` is nan at [2, 1]"),
-        ({"train_x": TABLE * 1j}, "own.npz[train_x]` holds complex128 values"),
         ({"test_x": TABLE}, "has no `test_y`, but `train_x`, `train_y`, `test_x`"),
-        ({"test_y": LABELS}, "has no `test_x`"),
         (
             {"test_x": TABLE[:, 1:], "test_y": LABELS},
             "of shape [4], but float64 test samples of shape [3]",
         ),
-        ({"test_x": TABLE, "test_y": LABELS[:1]}, "`test_x` of shape [6, 4] for `test_y` of shape [1]"),
         ({"train_y": LABELS - 1}, "own.npz[train_y]` is -1 at [0], but labels are whole numbers from 0"),
-        ({"train_y": LABELS / 2}, "own.npz[train_y]` is 0.5 at [1]"),
         (
             {"train_y": LABELS + 100_000},
             "own.npz[train_y]` is 100000 at [0], but labels are whole numbers from 0 to 99999",
         ),
         ({"train_y": LABELS * 0}, "has 1 classes; there must be 2 to 100,000"),
-        ({"train_y": np.array(["a"] * 6)}, "has 1 classes; there must be 2 to 100,000"),
         ({"train_y": np.array(["a"] * 6), "test_x": TABLE, "test_y": LABELS}, "own.npz[train_y]` holds <U1 values"),
         ({"train_y": np.array([b"\xff", *[b"a"] * 5])}, "own.npz[train_y]` holds bytes that are no text"),
-        ({"train_y": np.array(["\udc80", *["a"] * 5])}, "own.npz[train_y]` holds bytes that are no text"),
         ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
         ({"class_names": ["a", "b", "a"]}, "own.npz[class_names]` has `a` twice"),
         ({"class_names": [1, 2, 3]}, "own.npz[class_names]` holds int64 values of shape [3]; give a row of words"),
-        ({"class_names": [["a", "b", "c"]]}, "own.npz[class_names]` holds <U1 values of shape [1, 3]"),
         (
             {"class_names": ["a", "b"], "train_y": np.array(["a", *"bbcbb"])},
             "own.npz[train_y]` holds `c`, which is",
@@ -274,7 +253,6 @@ def test_clients_are_numbered_in_their_order(clients: list[Any], numbers: list[i
         ({"test_x": GREY, "test_y": LABELS}, "give both one type and shape"),
         ({"train_x": np.zeros((6, 0))}, "`train_x` of shape [6, 0]"),
         ({"train_client": [1, 2]}, "own.npz[train_client]` has the shape [2] for 6 samples"),
-        ({"train_client": [np.nan] * 6}, "own.npz[train_client]` is nan at [0]"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -52,12 +52,6 @@ def test_a_tilde_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert expand("x", "a/~") == Path("a/~")
 
 
-def test_the_home_of_nobody_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "~nobody-of-that-name/data")
-    with pytest.raises(UserError, match=r"`FEDMATE_DATA` is `~nobody-of-that-name/data`, but there is no such home"):
-        data_folder()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other places")
 def test_the_users_own_is_the_cache_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

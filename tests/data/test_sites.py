@@ -91,9 +91,9 @@ def test_nothing_can_be_loaded(tmp_path: Path) -> None:
 
 
 def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:
-    dealt = split_samples(experiment(), NO_INPUTS)
-    assert dealt.at_sites
-    federation = make_federation(experiment(device="cpu"), dealt)
+    split = split_samples(experiment(), NO_INPUTS)
+    assert split.at_sites
+    federation = make_federation(experiment(device="cpu"), split)
     assert federation.at_sites
     assert len(federation.clients) == 5
     assert federation.num_classes == 3
@@ -103,13 +103,13 @@ def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:
         assert not data.source.take(data.rows).any()
 
 
-def test_the_account_of_the_deal_counts_no_samples() -> None:
-    dealt = split_samples(experiment(), NO_INPUTS)
-    account = json.loads(dealt.to_json())
+def test_the_record_of_the_split_counts_no_samples() -> None:
+    split = split_samples(experiment(), NO_INPUTS)
+    account = json.loads(split.to_json())
     assert account.keys() == {"sha256", "data_sha256", "classes", "names", "at_sites"}
     assert (account["at_sites"], account["names"]) == (True, ["0", "1", "2", "3", "4"])
     with pytest.raises(UserError, match="what the sites hold is known to them alone"):
-        dealt.class_counts()
+        split.class_counts()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_account_of_the_deal_counts_no_samples() -> None:
         ({"evaluate_on": "validation"}, "evaluate_on"),
     ],
 )
-def test_there_is_nothing_to_deal(values: dict[str, Any], key: str) -> None:
+def test_there_is_nothing_to_split(values: dict[str, Any], key: str) -> None:
     sentence = refused(**values)
     assert sentence.startswith(f"`{key}` is `")
     assert sentence.endswith(f"taken as they are; leave `{key}` out.")

@@ -1,4 +1,4 @@
-"""What the tests of partitions share: labels, dealing, and what every partition promises."""
+"""What the tests of partitions share: labels, splits, and what every partition promises."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedmate.errors import UserError
 Labels = NDArray[np.int64]
 
 CLASSES = 10
-DEALT = tuple(name for name in PARTITIONS.names() if name != "given")
-"""The partitions that deal; what is `given` in Python is dealt already."""
+SPLITTING = tuple(name for name in PARTITIONS.names() if name != "given")
+"""The partitions that split samples; `given` takes clients as they are."""
 
 OVERLAPPING = ("pathological",)
 """Those in which two clients may hold the same sample."""
@@ -43,7 +43,7 @@ def class_counts(client_rows: list[Labels], labels: Labels, classes: int = CLASS
 
 
 def attempt(partition: Partition, data: PartitionInput) -> tuple[list[Labels] | None, str]:
-    """What a partition deals, or the sentence with which it refuses."""
+    """The split, or the sentence with which it refuses."""
     try:
         return partition.split(data), ""
     except UserError as error:

@@ -44,8 +44,8 @@ class TestDirichlet:
     @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
     def test_shares_have_the_variance_of_the_distribution(self, alpha: float) -> None:
         clients = 10
-        dealt = [class_counts(split(Dirichlet(clients=clients, alpha=alpha), CIFAR, seed), CIFAR) for seed in range(12)]
-        shares = np.concatenate(dealt, axis=1) / 5000
+        parts = [class_counts(split(Dirichlet(clients=clients, alpha=alpha), CIFAR, seed), CIFAR) for seed in range(12)]
+        shares = np.concatenate(parts, axis=1) / 5000
         np.testing.assert_allclose(shares.sum(0), 1)
         mean = 1 / clients
         expected = mean * (1 - mean) / (clients * alpha + 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tomllib import loads
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from tests.data.partitions.checks import balanced, check_rows, input_of, refusal, split
 
 from fedmate.data.partitions.natural import Natural
-from fedmate.experiment.config import ConfigSource, parse_set, resolve
 
 OWNERS = np.array([2, 0, 2, 2, 5, 0, 2, 5, 2, 2], dtype=np.int64)
 """Client 2 has six samples, 0 and 5 have two; 1, 3 and 4 have none."""
@@ -65,13 +62,6 @@ def test_whoever_has_enough_takes_part(
             assert [len(rows) for rows in client_rows] == [min(size, examples or size) for size in sizes]
 
 
-def test_a_data_set_without_clients() -> None:
-    assert refusal(Natural(), input_of(LABELS)) == (
-        "`partition.name` is `natural`, but the data set has no natural clients; use another partition, or "
-        "the data set `npz` with a file that has an array `train_client`."
-    )
-
-
 @pytest.mark.parametrize(("minimum", "found"), [(1, "3 clients"), (3, "1 clients with 3 samples or more")])
 def test_more_clients_than_there_are(minimum: int, found: str) -> None:
     assert refusal(Natural(clients=4, minimum=minimum), input_of(LABELS, clients=OWNERS)) == (
@@ -80,10 +70,3 @@ def test_more_clients_than_there_are(minimum: int, found: str) -> None:
 
 
 # -------------------- as a section of an experiment
-
-
-def test_without_a_number_the_experiment_survives_its_file() -> None:
-    experiment = resolve([parse_set(["partition.name=natural", "partition.minimum=3"])])
-    written = experiment.to_toml()
-    assert loads(written)["partition"]["clients"] == "none"
-    assert resolve([ConfigSource("file", loads(written))]) == experiment

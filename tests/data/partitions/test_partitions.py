@@ -11,8 +11,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.data.partitions.checks import (
     CIFAR,
-    DEALT,
     OVERLAPPING,
+    SPLITTING,
     Labels,
     attempt,
     balanced,
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_partition_on_every_machine(
 
 
 def test_every_partition_has_a_fixed_result() -> None:
-    assert {name for name, _, _ in GOLDEN} == {*DEALT}
+    assert {name for name, _, _ in GOLDEN} == {*SPLITTING}
 
 
 # -------------------- whatever is asked
@@ -113,7 +113,7 @@ def inputs(draw: st.DrawFn) -> PartitionInput:
     return PartitionInput(labels, classes, rng, groups, owners)
 
 
-@pytest.mark.parametrize("name", DEALT)
+@pytest.mark.parametrize("name", SPLITTING)
 @settings(max_examples=150)
 @given(
     data=inputs(),
@@ -134,12 +134,12 @@ def test_everybody_gets_something_or_one_sentence_says_why_not(
         assert sentence.endswith(".")
         assert "\n" not in sentence
         return
-    event("dealt")
+    event("split")
     check_rows(partition, client_rows, data, disjoint=name not in OVERLAPPING)
     np.testing.assert_array_equal(data.labels, before)
 
 
-@pytest.mark.parametrize("name", DEALT)
+@pytest.mark.parametrize("name", SPLITTING)
 class TestEach:
     def test_the_seed_decides(self, name: str) -> None:
         partition, owners = PARTITIONS[name](clients=10, examples=100), with_owners(CIFAR)
@@ -174,6 +174,30 @@ class Unfair(Partition):
 
     def assign(self, data: PartitionInput) -> list[Labels]:
         return [np.array([2, 0]), np.array([1]), np.array([], dtype=np.int64)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("share", {"groups": "random", "dominant": 11}, "`partition.dominant` is 11, but the data set has 10 classes"),
+        ("share", {"dominant": 4}, "`partition.dominant` is 4, but fixed groups have their own size; leave it out, or"),
+        ("pathological", {"classes_per_client": 11}, "is 11, but the data set has 10 classes; use at most that many"),
+        (
+            "pathological",
+            {"classes_per_client": 4, "examples": 3},
+            "fewer than `partition.classes_per_client`, 4; give",
+        ),
+        ("natural", {}, "the data set has no natural clients; use another partition, or the data set `npz`"),
+        ("given", {}, "`partition.name` is `given`, which takes clients as they are; call `fedmate.run` with"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+    assert words in (refusal(PARTITIONS[name](**options), input_of(CIFAR)) or "")
+
+
+def test_share_needs_more_than_three_classes() -> None:
+    sentence = refusal(PARTITIONS["share"](clients=2), input_of(balanced(60, 3), classes=3))
+    assert sentence == "`partition.name` is `share`, which needs over 3 classes, not 3; use another partition."
 
 
 def test_who_gets_nothing_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Pathological deals a few classes to each client, as many samples as the paper says."""
+"""Pathological gives each client a few classes, as many samples as the paper says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share deals the paper's counts, and tells who asks too much how to ask for less."""
+"""Share has the counts of the paper, and its advice works where too much is asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tests.data.partitions.checks import (
 )
 
 from fedmate.data.partitions.share import Share, ring
-from fedmate.errors import UserError
 
 DIGITS: Labels = load_digits().target.astype(np.int64)
 RING = ring(CLASSES)
@@ -58,17 +57,6 @@ def test_counts_of_the_paper(share: float, dominant: int, other: int, even: int,
     assert {len(rows) for rows in client_rows} == {600}
 
 
-@pytest.mark.parametrize(("size", "classes", "share"), [(1000, 62, 10), (320, 47, 10), (600, 100, 10), (40, 10, 10)])
-def test_the_uniform_part_is_uniform_in_sum(size: int, classes: int, share: int) -> None:
-    """Not only for each client: together they take as many of each class, but for one."""
-    groups = [list(range(classes))]
-    everything = Share(clients=20, share=share).class_counts(size, classes, groups).sum(axis=0)
-    assert everything.max() - everything.min() <= 2
-    uniform = Share(clients=20, share=100).class_counts(size * share // 100, classes, groups)
-    assert uniform.sum(axis=0).max() - uniform.sum(axis=0).min() <= 1
-    assert uniform.max() - uniform.min() <= 1
-
-
 def test_62_classes_by_hand() -> None:
     """s = 10: 100 uniform are 1 or 2 of each class; 900 dominant are 90 of each digit, 34 or 35 of each letter."""
     counts = Share(clients=3, share=10).class_counts(1000, 62, EMNIST)
@@ -101,14 +89,6 @@ def test_remainders_on_digits() -> None:
     assert counts[7].tolist() == [1, 1, 0, 0, 12, 12, 12, 0, 1, 1]
 
 
-def test_groups_of_the_data_set_come_before_the_ring_whatever_their_sizes() -> None:
-    groups = ((7,), (1, 2, 3, 4), (0, 9))
-    counts = class_counts(split(Share(clients=5, share=0, examples=8), CIFAR, groups=groups), CIFAR)
-    for i in range(5):
-        assert set(np.flatnonzero(counts[i]).tolist()) == {*groups[i % 3]}
-        assert {*counts[i, list(groups[i % 3])].tolist()} == {8 // len(groups[i % 3])}
-
-
 def test_percent_is_exact() -> None:
     """18.4 % of 375 are 69, although 375 * 18.4 / 100 falls short of it in floating point."""
     counts = Share(clients=5, share=18.4).class_counts(375, CLASSES, RING)
@@ -133,23 +113,7 @@ def test_each_client_draws_its_own_classes(dominant: int) -> None:
     assert (counts.sum(0) > 0).all()
 
 
-def test_more_dominant_classes_than_there_are() -> None:
-    sentence = refusal(Share(clients=2, groups="random", dominant=11), input_of(CIFAR))
-    assert sentence == "`partition.dominant` is 11, but the data set has 10 classes; use at most that many."
-
-
-@pytest.mark.parametrize("groups", [(), EMNIST])
-def test_fixed_groups_have_a_size_of_their_own(groups: tuple[tuple[int, ...], ...]) -> None:
-    sentence = refusal(
-        Share(clients=2, examples=9, dominant=4), input_of(balanced(6200, 62), classes=62, groups=groups)
-    )
-    assert sentence == (
-        "`partition.dominant` is 4, but fixed groups have their own size; leave it out, or set "
-        "`partition.groups` to `random`."
-    )
-
-
-# -------------------- what is dealt is what was counted
+# -------------------- what is split is what was counted
 
 
 @settings(max_examples=60)
@@ -159,7 +123,7 @@ def test_fixed_groups_have_a_size_of_their_own(groups: tuple[tuple[int, ...], ..
     share=st.floats(0, 100),
     seed=st.integers(0, 10**6),
 )
-def test_deals_what_it_says(clients: int, examples: int | None, share: float, seed: int) -> None:
+def test_the_split_is_that_of_the_counts(clients: int, examples: int | None, share: float, seed: int) -> None:
     data = input_of(balanced(2000), seed)
     partition = Share(clients=clients, examples=examples, share=share)
     size = min(2000 // clients, examples or 2000)
@@ -179,7 +143,7 @@ def test_deals_what_it_says(clients: int, examples: int | None, share: float, se
         assert abs(others.mean() - size * share / 1000) < 1.5
 
 
-# -------------------- what cannot be dealt
+# -------------------- what cannot be split
 
 
 @settings(max_examples=60)
@@ -225,12 +189,3 @@ def test_a_class_without_samples() -> None:
         sentence = refusal(Share(clients=clients, examples=10, share=0), input_of(labels[labels != 0]))
         assert sentence is not None
         assert "of class 0, but the data set has 0; use another partition." in sentence
-
-
-@pytest.mark.parametrize("classes", [1, 3])
-def test_few_classes_are_refused(classes: int) -> None:
-    with pytest.raises(UserError) as error:
-        split(Share(clients=2), balanced(60, classes), classes=classes)
-    assert str(error.value) == (
-        f"`partition.name` is `share`, which needs over 3 classes, not {classes}; use another partition."
-    )
