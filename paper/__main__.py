@@ -42,7 +42,9 @@ def _accuracy(results: Results) -> list[Sheet]:
 
 def _both_tests(results: Results) -> list[Sheet | Picture]:
     groups = [(group, setting) for setting in results.settings for group in results.comparable(setting)]
-    return [*(tradeoff(group, setting) for group, setting in groups), *tradeoffs(results)]
+    # One plot for each setting: that of the methods with every seed, where there is one.
+    plots = {plot.name.replace("_seeds", ""): plot for plot in tradeoffs(results)}
+    return [*(tradeoff(group, setting) for group, setting in groups), *plots.values()]
 
 
 Content = Sequence[Sheet | Picture]

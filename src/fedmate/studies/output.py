@@ -17,6 +17,10 @@ from fedmate.studies.statistics import Results
 from fedmate.studies.tables import tables, to_frame
 
 
+PRINTED = ("accuracy", "differences")
+"""The tables that a terminal shows; all are in files."""
+
+
 class Saved(NamedTuple):
     """The folder, the names of the files without suffixes, tables for a terminal, and sentences for the user."""
 
@@ -44,7 +48,7 @@ def save(results: Results, out: Path) -> Saved:
             files.append(plot.name)
             for suffix in FORMATS:
                 storage.replace(folder / f"{plot.name}{suffix}", plot.draw(suffix))
-    return Saved(folder, files, [to_rich(_alone(sheet, results)) for sheet in sheets], notes)
+    return Saved(folder, files, [to_rich(_alone(sheet, results)) for sheet in sheets if sheet.name.startswith(PRINTED)], notes)
 
 
 def _alone(sheet: Sheet, results: Results) -> Sheet:
