@@ -11,11 +11,10 @@ from rich.console import RenderableType
 
 from fedmate import storage
 from fedmate.report.plots import FORMATS
-from fedmate.report.sheets import Sheet, to_csv, to_latex, to_markdown, to_rich
+from fedmate.report.sheets import to_csv, to_latex, to_markdown, to_rich
 from fedmate.studies.plots import plots
 from fedmate.studies.statistics import Results
 from fedmate.studies.tables import tables, to_frame
-
 
 PRINTED = ("accuracy", "differences")
 """The tables that a terminal shows; all are in files."""
@@ -48,13 +47,13 @@ def save(results: Results, out: Path) -> Saved:
             files.append(plot.name)
             for suffix in FORMATS:
                 storage.replace(folder / f"{plot.name}{suffix}", plot.draw(suffix))
-    return Saved(folder, files, [to_rich(_alone(sheet, results)) for sheet in sheets if sheet.name.startswith(PRINTED)], notes)
-
-
-def _alone(sheet: Sheet, results: Results) -> Sheet:
-    """Return a table without the notes of the study, which a terminal shows once."""
-    common = results.notes()
-    return replace(sheet, notes=[note for note in sheet.notes if note not in common])
+    # A terminal shows the notes of the study once, below all tables.
+    printed = [
+        to_rich(replace(sheet, notes=[note for note in sheet.notes if note not in notes]))
+        for sheet in sheets
+        if sheet.name.startswith(PRINTED)
+    ]
+    return Saved(folder, files, printed, notes)
 
 
 def folder_name(results: Results) -> str:
