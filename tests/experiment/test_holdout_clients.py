@@ -128,11 +128,6 @@ def test_a_share_too_small_is_refused_with_one_that_is_not(clients: int) -> None
     assert len(made(holdout_clients=enough, partition__clients=clients).federation.newcomers) == 1
 
 
-def test_a_single_client_cannot_stay_out() -> None:
-    with pytest.raises(UserError, match=r"^`holdout_clients` is 0\.5, but there is one client only.*; set it to 0\.$"):
-        made(holdout_clients=0.5, partition__clients=1)
-
-
 # Training.
 
 
@@ -150,14 +145,6 @@ def test_they_change_nothing_in_the_record_of_the_others(tmp_path: Path, backend
         }
     figures = {key: value for key, value in one.summary.items() if key not in ("seconds", "newcomers")}
     assert figures == {key: value for key, value in other.summary.items() if key != "seconds"}
-
-
-def test_they_cost_no_communication(tmp_path: Path) -> None:
-    """Three clients of five: each sends and receives the model once a round."""
-    record = carry_out(made(), tmp_path / "run")
-    model = 4 * ((FEATURES * 5 + 5) + (5 * CLASSES + CLASSES))
-    assert record.summary["bytes_down"] == 3 * 3 * model
-    assert {row["client"] for row in record.rounds} == {0, 1, 2}
 
 
 # The record.
