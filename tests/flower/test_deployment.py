@@ -27,7 +27,6 @@ from tests.flower.federation import APP, Crossing, Federation
 from tests.flower.processes import wait_for
 from torch import Tensor
 
-from fedmate.backends.base import item_of
 from fedmate.core.serialise import unpack
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
@@ -63,9 +62,6 @@ CONFIG: dict[str, Any] = {"experiment": "trial", "set": "", "min-clients": SITES
 
 LONG = 400.0
 """Seconds that a few rounds may take where others are at work, too."""
-
-KINDS = {"Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk", "ConfigRecord", "MetricRecord"}
-"""What Flower's messages are made of."""
 
 
 class Place(NamedTuple):
@@ -274,124 +270,6 @@ def test_a_supernode_without_a_registered_key_is_refused(federation: Federation,
 
 
 # -------------------- what crosses
-
-
-class Carried(NamedTuple):
-    """A message that crossed: whether it left a site, and what Flower reads in it."""
-
-    is_up: bool
-    message: Any
-
-
-def objects(crossings: list[Crossing], is_up: bool) -> dict[str, bytes]:
-    """Return what was carried in one direction, piece by piece."""
-    from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest
-
-    found = dict[str, bytes]()
-    for path, request, response in crossings:
-        if is_up and path.endswith("/push-object"):
-            pushed = PushObjectRequest.FromString(request)
-            found[pushed.object_id] = pushed.object_content
-        elif not is_up and path.endswith("/pull-object"):
-            pulled = PullObjectResponse.FromString(response)
-            found[PullObjectRequest.FromString(request).object_id] = pulled.object_content
-    return found
-
-
-def carried(crossings: list[Crossing]) -> dict[str, Carried]:
-    """Return the messages that crossed whole, by number."""
-    from flwr.supercore.inflatable.inflatable_object import (
-        get_object_children_ids_from_object_content,
-        get_object_type_from_object_content,
-    )
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-    directions = {is_up: objects(crossings, is_up) for is_up in (False, True)}
-    contents = {**directions[False], **directions[True]}
-
-    def is_whole(number: str) -> bool:
-        content = contents.get(number, b"")
-        return bool(content) and all(map(is_whole, get_object_children_ids_from_object_content(content)))
-
-    found = dict[str, Carried]()
-    for is_up, pieces in directions.items():
-        for number, content in pieces.items():
-            kind = get_object_type_from_object_content(content)
-            assert kind in KINDS
-            if kind == "Message" and is_whole(number):
-                found[number] = Carried(is_up, inflate_object_from_contents(number, dict(contents)))
-    return found
-
-
-def parts(record: Mapping[str, Any]) -> dict[str, int]:
-    """Return the bytes of each part of an array record."""
-    found = defaultdict[str, int](int)
-    for path, array in record.items():
-        assert array.stype == "fedmate.raw"
-        found[path.partition("/")[0]] += len(array.data)
-    return dict(found)
-
-
-def items(record: Mapping[str, Any]) -> dict[str, int]:
-    """Return the bytes of an array record as the ledger has them, which puts counts together."""
-    found = defaultdict[str, int](int)
-    for part, size in parts(record).items():
-        found[item_of(part)] += size
-    return dict(found)
-
-
-def test_messages_hold_what_is_declared_and_nothing_else(story: Story, place: Place) -> None:
-    from fedmate import __version__
-
-    site = open_client({**CONFIG, "out": ""}, place.node_config(0), "ab" * 16, place.app)
-    messages, counted = carried(story.crossings), defaultdict[str, int](int)
-    for is_up, message in messages.values():
-        content = message.content
-        if not is_up:
-            counted[message.metadata.message_type] += 1
-            if message.metadata.message_type == "query":
-                assert list(content) == []
-                continue
-            assert sorted(content) == ["download", "request"]
-            request = content["request"]
-            assert sorted(request) == ["client", "evaluate", "experiment", "kind", "round"]
-            step = request["round"] + (request["kind"] == "view")
-            assert parts(content["download"]).keys() == site.method.wire(step).down
-        elif "node" in content:
-            counted["node"] += 1
-            assert list(content) == ["node"]
-            assert content["node"]["fedmate"] == __version__
-            assert sorted(content["node"]) == ["fedmate", "partition"]
-        else:
-            counted["answer"] += 1
-            assert sorted(content) == ["metrics", "upload"]
-            request = messages[message.metadata.reply_to_message_id].message.content["request"]
-            if request["kind"] == "train":
-                assert parts(content["upload"]).keys() == site.method.wire(request["round"]).up
-            check_answer(content, request, story, place)
-    # Every site was asked who it is by both servers, and in round 3 by both to train.
-    assert counted["query"] >= counted["node"] >= 2 * SITES
-    assert counted["train"] >= SITES * ROUNDS
-    assert counted["evaluate"] == SITES
-    assert counted["answer"] >= SITES * (ROUNDS + 1)
-
-
-def check_answer(content: Mapping[str, Any], request: Mapping[str, Any], story: Story, place: Place) -> None:
-    """Hold an answer to what was asked, to what the site has logged and to what the server's ledger has."""
-    number, client = request["round"] + 1, request["client"]
-    log = logged(place.state(story.folder, client))[number]
-    sizes = {name: len(numbers) for name, numbers in content["metrics"].items()}
-    assert 8 * sum(sizes.values()) in log.pop("metrics")
-    if request["kind"] == "view":
-        assert parts(content["upload"]) == {}
-        assert set(sizes.values()) == {1}
-        assert "pre" in sizes
-        return
-    assert sizes == {"losses": 2, "valid": 1, **({"post": 1} if number == ROUNDS else {})}
-    assert {part: {size} for part, size in parts(content["upload"]).items()} == log
-    sent = items(content["upload"])
-    (row,) = (row for row in Record(story.folder).rounds if (row["round"], row["client"]) == (number, client))
-    assert sent == {key.removeprefix("up_"): size for key, size in row.items() if key.startswith("up_") and size}
 
 
 def test_neither_samples_nor_private_state_leave_a_site(story: Story, place: Place) -> None:

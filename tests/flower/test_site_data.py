@@ -81,13 +81,6 @@ def test_a_file_says_where_data_and_state_lie_from_wherever_it_is_read(
     assert site.class_names == ()
 
 
-def test_what_is_absolute_stays_and_the_state_lies_beside_the_file_unless_it_says_so(tmp_path: Path) -> None:
-    site = read_site(write(tmp_path, '[data]\nloader = "npz"\npath = "/data/own.npz"\n'))
-    assert site.state == tmp_path / "state"
-    assert site.loader.options["path"] == "/data/own.npz"
-    assert read_site(write(tmp_path, 'state = "/kept"\n[data]\nloader = "npz"\n')).state == Path("/kept")
-
-
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
@@ -195,12 +188,6 @@ def test_classes_that_the_experiment_does_not_know_are_refused(tmp_path: Path, n
     assert fragment in refused(tmp_path, text)
 
 
-def test_too_few_samples_to_test_on_are_refused(tmp_path: Path) -> None:
-    write_npz(tmp_path, np.array([0, 1]))
-    text = '[data]\nloader = "npz"\npath = "own.npz"\nclass_names = ["ant", "bee"]\n'
-    assert "it has 2 samples, too few of a class to hold some back for a test" in refused(tmp_path, text)
-
-
 def test_images_that_are_no_bytes_are_refused_unless_the_experiment_says_how_to_read_them(tmp_path: Path) -> None:
     labels = np.arange(20) % 2
     more = {"train_x": images(labels) / np.float32(255)}
@@ -210,12 +197,6 @@ def test_images_that_are_no_bytes_are_refused_unless_the_experiment_says_how_to_
     )
     train, _ = load_data(site, experiment(mean=[0.5], std=[0.5]))
     assert float(train.x.min()) == -1
-
-
-def test_an_experiment_whose_samples_are_dealt_has_no_use_for_it(tmp_path: Path) -> None:
-    site = write_npz(tmp_path, np.arange(20) % 2)
-    with pytest.raises(UserError, match=r"`dataset\.name` of the experiment is `digits`, of which clients get a share"):
-        load_data(site, resolve([]))
 
 
 def test_what_is_made_of_the_data_stays_with_the_site_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -228,9 +209,3 @@ def test_what_is_made_of_the_data_stays_with_the_site_and_is_its_owners_alone(tm
     (tmp_path / "state").write_text("a file")
     with pytest.raises(UserError, match=r"`state` is .*, which cannot be made"):
         load_data(site, experiment())
-
-
-def test_the_state_folder_is_private_whatever_reads_the_data(tmp_path: Path) -> None:
-    site = read_site(write(tmp_path, '[data]\nloader = "digits"\n'))
-    load_data(site, experiment(classes=list("0123456789"), shape=[1, 8, 8]))
-    assert site.state.stat().st_mode & 0o077 == 0

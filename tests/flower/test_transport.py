@@ -187,25 +187,16 @@ def test_a_node_that_cannot_say_who_it_is_is_asked_again_next_time(
     assert isinstance(ours.send(requests(0, 1, 2), 3)[1], Answer)
 
 
-def test_enough_nodes_are_waited_for_and_no_more(grid: Grid, clock: Clock) -> None:
-    grid.absent_until = {11: 130.0, 22: 120.0, 33: 1e9}
+def test_enough_nodes_are_waited_for_and_in_a_simulation_all(grid: Grid, clock: Clock) -> None:
+    grid.absent_until = {11: 130.0, 22: 120.0, 33: 150.0}
     found = transport(grid).send(requests(0, 1, 2), 2)
     assert [isinstance(one, Answer) for one in found.values()] == [True, True, False]
     assert 130 <= clock.now < 135
-
-
-def test_in_a_simulation_everybody_is_waited_for(grid: Grid, clock: Clock) -> None:
-    grid.absent_until = {33: 130.0}
     found = transport(grid, alive=lambda: True).send(requests(0, 1, 2), 1)
     assert all(isinstance(one, Answer) for one in found.values())
-    assert 130 <= clock.now < 135
-
-
-def test_patience_with_nodes_that_do_not_come_ends(grid: Grid, clock: Clock) -> None:
     grid.nodes.clear()
-    found = transport(grid).send(requests(0, 1), 1)
-    assert set(found.values()) == {ErrorReply("no node says that it is this client")}
-    assert 160 <= clock.now < 165
+    assert set(transport(grid).send(requests(0, 1), 1).values()) == {ErrorReply("no node says that it is this client")}
+    assert 210 <= clock.now < 215
 
 
 # -------------------- what comes back
@@ -231,32 +222,6 @@ def test_the_next_answer_is_waited_for_not_the_last(grid: Grid, clock: Clock) ->
     assert clock.now - start == pytest.approx(140, abs=3)
     # No message expires while somebody waits for its answer.
     assert all(message.metadata.ttl > 3 * 50 for message in grid.sent)
-
-
-def test_a_message_that_flower_does_not_take_is_a_fault(grid: Grid, clock: Clock) -> None:
-    ours = transport(grid)
-    ours.send(requests(0, 1, 2), 3)
-    grid.refused, start = {22}, clock.now
-    found = ours.send(requests(0, 1, 2), 3)
-    assert found[1] == ErrorReply("Flower did not take the message")
-    assert isinstance(found[2], Answer)
-    assert clock.now == start
-
-
-def test_an_answer_to_something_else_is_nobodys(grid: Grid) -> None:
-    usual = grid.pull_messages
-
-    def pull(message_ids: Iterable[str]) -> list[Message]:
-        replies = usual(message_ids)
-        for reply in replies:
-            if reply.metadata.src_node_id == 22 and reply.metadata.message_type == "train":
-                reply.metadata.__dict__["_reply_to_message_id"] = "something else"
-        return replies
-
-    grid.pull_messages = pull  # type: ignore[method-assign]
-    found = transport(grid).send(requests(0, 1, 2), 3)
-    assert found[1] == ErrorReply("no answer in 60 s")
-    assert isinstance(found[0], Answer)
 
 
 def test_an_answer_that_flower_cannot_unpack_spoils_nobody_elses(grid: Grid) -> None:
@@ -360,21 +325,3 @@ def test_a_grid_that_fails_is_lost(grid: Grid, call: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(grid, call, fail)
     with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
         transport(grid).send(requests(0), 1)
-
-
-def test_answers_that_a_lost_grid_does_not_bring_are_no_faults_of_their_nodes(
-    grid: Grid, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = transport(grid)
-    ours.send(requests(0), 1)
-
-    def fail(*_: object) -> None:
-        raise OSError("All connection attempts failed")
-
-    def last(*_: object) -> None:
-        monkeypatch.setattr(grid, "get_nodes", fail)
-        raise OSError("Connection reset by peer")
-
-    monkeypatch.setattr(grid, "pull_messages", last)
-    with pytest.raises(LostError, match=r"^Flower cannot be reached \(OSError: All connection attempts failed\)$"):
-        ours.send(requests(0), 1)
