@@ -114,9 +114,9 @@ def test_certificates_that_are_refused(folder: Path, tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="has expired; move it elsewhere"):
         keys.make_keys(tmp_path / "expired", ["127.0.0.1"], [], days=0)
     for place, authority, reason in (
-        (folder, tmp_path / "others", "its authority is unknown here: give its `ca.crt`"),
-        (tmp_path / "names", tmp_path / "names", "it is for other addresses"),
-        (tmp_path / "expired", tmp_path / "expired", "it has expired"),
+        (folder, tmp_path / "others", "local issuer certificate"),
+        (tmp_path / "names", tmp_path / "names", "IP address mismatch"),
+        (tmp_path / "expired", tmp_path / "expired", "certificate has expired"),
     ):
         with serving(place) as address:
             found = points(address, authority / "ca.crt")

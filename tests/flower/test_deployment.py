@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
     def node_config(self, client: int) -> dict[str, str | int]:
         """What a site's owner says about it."""
-        return {"partition-id": client, "num-partitions": SITES, "site": str(self.sites[client] / "site.toml")}
+        return {"partition-id": client, "site": str(self.sites[client] / "site.toml")}
 
     def state(self, run: Path, client: int) -> Path:
         """Where a site keeps what it has of a run."""

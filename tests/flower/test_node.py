@@ -93,7 +93,7 @@ def test_a_node_without_a_file_takes_its_share(app: Path) -> None:
     asked = request_of({"experiment": "digits", **USUAL}, app)
     (experiment,) = compose(asked)
     expected = build(experiment.with_general(backend="sequential"))
-    site = opened(app, "digits", partition_id=1, num_partitions=3)
+    site = opened(app, "digits", partition_id=1)
     assert (site.number, site.num_clients, site.reports_own) == (1, 3, False)
     assert_close(site.data.x, expected.federation.clients[1].x)
     assert_close(site.test.x, expected.federation.test.x)
@@ -171,7 +171,6 @@ def test_nothing_of_its_data_is_told_when_it_cannot_be_used(app: Path) -> None:
         ("digits", {}, "`partition-id` of the node config is None, but the experiment's clients are 0 to 2;"),
         ("digits", {"partition_id": 3}, "`partition-id` of the node config is 3, but"),
         ("digits", {"partition_id": True}, "`partition-id` of the node config is True, but"),
-        ("digits", {"partition_id": 0, "num_partitions": 2}, "`num-partitions` of the node config is 2, but the exp"),
         ("digits", {"partition_id": 0, "site": "x.toml"}, "names a `site`, but the experiment is on `digits`"),
         ("digits", {"partition_id": 0, "state": 3}, "`state` of the node config is 3; give a path."),
         ("sites", {"partition_id": 0}, "the node config has no `site`; name its file."),

@@ -75,7 +75,7 @@ class Nodes(Transport):
         error = self.spoil(client, request)
         if error is not None:
             return error
-        told: dict[str, Any] = {"partition-id": client, "num-partitions": CLIENTS}
+        told: dict[str, Any] = {"partition-id": client}
         if self.run_config["experiment"] == "sites":
             told["site"] = str(self.app / f"site {client}" / "site.toml")
         answer = open_client(self.run_config, told, self.run.experiment, self.app).answer(request)

@@ -25,15 +25,6 @@ SOON = datetime.timedelta(days=30)
 MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
 """Seconds by which a site's clock may be off: a SuperLink refuses signatures from the future, and old ones."""
 
-WHY = {
-    9: "it is not valid yet: is the clock of one of the two wrong?",
-    10: "it has expired: the server needs another one (`fedmate deploy keys`)",
-    62: "it is for other names: use one of those that `fedmate deploy keys --server` was given",
-    64: "it is for other addresses: use one that `fedmate deploy keys --server` was given",
-    **dict.fromkeys((18, 19, 20), "its authority is unknown here: give its `ca.crt` as `--root-certificates`"),
-}
-"""OpenSSL's numbers of reasons to refuse a certificate."""
-
 
 class Point(NamedTuple):
     """One thing that has to be in order.
@@ -76,8 +67,8 @@ def _superlink(superlink: str, root_certificates: Path | None) -> Iterator[Point
             valid_until = str((connection.sock.getpeercert() or {})["notAfter"])
             date = connection.getresponse().headers["date"]
     except ssl.SSLCertVerificationError as error:
-        reason = WHY.get(error.verify_code, error.verify_message)
-        yield Point("superlink", False, f"the certificate of `{superlink}` is refused, {reason}")
+        hint = "is `--root-certificates` the server's `ca.crt`, and did `deploy keys --server` name this address?"
+        yield Point("superlink", False, f"the certificate of `{superlink}` is refused ({error.verify_message}): {hint}")
         return
     except (OSError, ValueError, http.client.HTTPException) as error:
         text = f"`{superlink}` is not reached ({error}): are address and `ca.crt` right, and is its port open?"

@@ -191,16 +191,11 @@ def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
 
 
 def _number(node_config: Mapping[str, Any], clients: int) -> int:
-    number, nodes = node_config.get("partition-id"), node_config.get("num-partitions", clients)
+    number = node_config.get("partition-id")
     if type(number) is not int or not 0 <= number < clients:
         raise NodeError(
             f"`partition-id` of the node config is {number!r}, but the experiment's clients are 0 to {clients - 1}; "
             "give each node a number of its own."
-        )
-    if nodes != clients:
-        raise NodeError(
-            f"`num-partitions` of the node config is {nodes!r}, but the experiment has {clients} clients; start "
-            f"the node with `num-partitions={clients}`, or without it."
         )
     return number
 
