@@ -37,7 +37,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "core": ("torch", "safetensors"),
     "components": ("torch",),
     "methods": ("torch",),
-    "data": ("torch", "numpy", "safetensors", "pooch", "platformdirs", "sklearn", "PIL"),
+    "data": ("torch", "numpy", "safetensors", "pooch", "requests", "platformdirs", "sklearn", "PIL"),
     "models": ("torch",),
     "flower": ("torch", "numpy", "rich", "flwr", "ray", "httpx", "cryptography"),
     "registry": (),

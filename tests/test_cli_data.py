@@ -145,7 +145,8 @@ def test_animal10_is_explained_step_by_step(fedmate_: Fedmate, tmp_path: Path) -
     assert (
         lacking(answer.out, ["1. Sign in", "kaggle.com/datasets/alessiocorrado99/animals10", "fedmate/animal10"]) == []
     )
-    assert "`animal10`" in answer.err
+    assert "`animal10` is not in `" in answer.err
+    assert "follow the steps above" in answer.err
 
 
 def test_the_list_says_which_data_sets_are_there(fedmate_: Fedmate, tmp_path: Path) -> None:
@@ -157,6 +158,7 @@ def test_the_list_says_which_data_sets_are_there(fedmate_: Fedmate, tmp_path: Pa
     assert "      here: mine/deep/tiny.bin\n" in after
     for text in (before, after):
         assert "      not here: `fedmate data animal10` tells how to get it\n" in text
+        assert "      yours: `--set dataset.path=PATH` names it\n" in text
         assert "  tiny           Tiny: numbers of one byte\n" in text
         assert all(f"\n  {name} " in text for name in DATASETS.names())
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["deep"]

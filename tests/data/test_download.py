@@ -83,7 +83,7 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(way: str, server: 
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match="cannot be downloaded"):
+    with pytest.raises(DownloadError, match=r"cannot be downloaded \(no connection\); try again"):
         download([RemoteFile("http://127.0.0.1:9/x", "x", 1, MD5)], tmp_path)
 
 

@@ -45,6 +45,10 @@ def data(
         except UserError:
             for number, step in enumerate(dataset.instructions, 1):
                 console.out(f"{number}. {step.format(folder=folder)}", highlight=False)
+            if dataset.instructions:
+                raise UserError(
+                    f"`{name}` is not in `{folder}`, or not complete; follow the steps above, then repeat the command."
+                ) from None
             if not dataset.downloads:
                 raise
             download(dataset.downloads, folder)
@@ -116,12 +120,16 @@ def _list(folder: Path) -> Iterator[str]:
 
 
 def _availability(name: str, dataset: Dataset, folder: Path) -> str:
+    from fedmate.core.options import options_of
+
     with suppress(UserError, OSError):
         found = dataset.find(folder)
         return f"here: {found[0]}" if found else "nothing to download"
     if dataset.downloads:
         size = filesize.decimal(sum(file.size for file in dataset.downloads))
         return f"not here: `fedmate data {name}` downloads it ({size})"
+    if "path" in options_of(type(dataset)):
+        return "yours: `--set dataset.path=PATH` names it"
     return f"not here: `fedmate data {name}` tells how to get it"
 
 

@@ -20,6 +20,7 @@ def download(files: Sequence[RemoteFile], folder: Path) -> None:
     A file takes its name only after its checksum was verified. An existing file is never replaced.
     """
     import pooch
+    import requests
 
     missing = [file for file in files if not (folder / file.path).exists()]
     # Before a long download, not after it.
@@ -38,8 +39,9 @@ def download(files: Sequence[RemoteFile], folder: Path) -> None:
             ) from None
         except (OSError, ValueError) as error:
             # A wrong checksum is a `ValueError`; the file is deleted then.
+            reason = "no connection" if isinstance(error, requests.ConnectionError) else error
             raise DownloadError(
-                f"`{file.url}` cannot be downloaded ({error}); try again, or download it by other means and put it "
+                f"`{file.url}` cannot be downloaded ({reason}); try again, or download it by other means and put it "
                 f"into `{target.parent}` as `{target.name}`"
             ) from None
 
