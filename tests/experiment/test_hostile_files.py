@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedmate
@@ -18,6 +22,7 @@ from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, load_file, resolve
 from fedmate.experiment.prepare import Request, new_runs
 from fedmate.experiment.record import Record
+from fedmate.experiment.sample_files import read_array
 
 SETTINGS: dict[str, Any] = {"rounds": 1, "partition.clients": 2, "partition.examples": 5}
 
@@ -97,6 +102,26 @@ def test_a_named_pipe_is_no_experiment(tmp_path: Path) -> None:
         [sys.executable, "-c", script, tmp_path / "pipe.toml"], timeout=60, capture_output=True, text=True, check=False
     )
     assert "pipe.toml` is a pipe, not a file; give an experiment's TOML file." in done.stderr
+
+
+def test_an_archive_of_arrays_that_expands_without_measure(tmp_path: Path) -> None:
+    """2 GiB of zeros in 2 MB: the memory is not allocated."""
+    path = tmp_path / "bomb.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (2**31,)})
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as out,
+    ):
+        out.write(header.getvalue())
+        for _ in range(128):
+            out.write(bytes(2**24))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        UserError, match=r"bomb\.npz` is not a file of numpy's numbers \(it expands to 2,147,4.* bytes\)"
+    ):
+        read_array(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
 
 
 WRONG_SUMMARIES: dict[str, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.core import option
-from fedmate.data.archives import unreadable
+from fedmate.data.archives import LARGEST, unreadable
 from fedmate.data.arrays import MOST_CLASSES, as_numbers, check_names
 from fedmate.data.dataset import Arrays, Samples, check_labels
 from fedmate.data.files import FileDataset
@@ -22,6 +22,9 @@ from fedmate.data.paths import expand
 from fedmate.errors import UserError
 
 ByName: TypeAlias = Mapping[str, NDArray[Any]]
+
+MOST_GROWTH = 100
+"""A compressed file that is larger by this factor when it is read, and large, is meant to fill the memory."""
 
 CHANNELS = (1, 3)
 """The lengths of an axis that is taken for channels."""
@@ -38,7 +41,12 @@ def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
         # Opened here: numpy leaves a damaged file open.
         with path.open("rb") as file:
             found = np.load(file, allow_pickle=False)
-            return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+            if isinstance(found, np.ndarray):
+                return {"": found}
+            size = sum(info.file_size for info in found.zip.infolist())
+            if size > max(LARGEST, MOST_GROWTH * path.stat().st_size):
+                raise ValueError(f"it expands to {size:,} bytes")
+            return {name: found[name] for name in found.files}
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
