@@ -47,7 +47,7 @@ def test_replayed_rounds_change_nothing(buffered_lab: Lab, monkeypatch: pytest.M
 def test_newcomers_of_replayed_rounds_draw_anew(telling_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = telling_lab.with_few_steps()
     clients = lab.federation.clients
-    lab = dataclasses.replace(lab, federation=lab.federation._replace(newcomers=clients[3:5]))
+    lab = dataclasses.replace(lab, federation=lab.federation._replace(held_out_clients=clients[3:5]))
     ends = []
     for tape in (None, OperationTape):
         monkeypatch.setattr(vectorised, "tape_for", lambda device, tape=tape: tape)
@@ -55,7 +55,7 @@ def test_newcomers_of_replayed_rounds_draw_anew(telling_lab: Lab, monkeypatch: p
         for t in (1, 3, 5):
             result = backend.run_round(server, Round(t, lab.everyone, evaluate=True))
             server = result.server
-            met.append(result.newcomers)
+            met.append(result.held_out_clients)
         ends.append(met)
     assert_close(ends[1], ends[0], rtol=0, atol=0, equal_nan=True)
 

@@ -97,7 +97,7 @@ def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:
     assert federation.at_sites
     assert len(federation.clients) == 5
     assert federation.num_classes == 3
-    assert not federation.newcomers
+    assert not federation.held_out_clients
     for data in (*federation.clients, federation.test):
         assert data.source.take(data.rows).shape == (1, 1, 4, 4)
         assert not data.source.take(data.rows).any()

@@ -227,10 +227,10 @@ def test_adapting_gives_the_runs_figures_of_its_first_held_out_client(runs: Call
     source = ARRAYS.normalisation.source(IMAGES, Augmentation(), torch.float64, "cpu")
     places = {row.numpy().tobytes(): i for i, row in enumerate(source.read(torch.arange(len(IMAGES))))}
     own, test = (
-        [places[row.numpy().tobytes()] for row in data.x] for data in (federation.newcomers[0], federation.test)
+        [places[row.numpy().tobytes()] for row in data.x] for data in (federation.held_out_clients[0], federation.test)
     )
     before = snapshot(folder)
-    found = fedmate.adapt(folder, Pool(IMAGES[own], federation.newcomers[0].y, IMAGES[test], federation.test.y))
+    found = fedmate.adapt(folder, Pool(IMAGES[own], federation.held_out_clients[0].y, IMAGES[test], federation.test.y))
     assert snapshot(folder) == before
     assert not found.diverged
     expected = fedmate.load(folder).metrics[-1]["newcomers"]

@@ -90,31 +90,32 @@ def rows(*parts: ClientData) -> set[bytes]:
 )
 def test_a_share_of_the_clients_is_held_out(share: float, clients: int, away: int) -> None:
     federation = made(holdout_clients=share, partition__clients=clients).federation
-    assert (len(federation.newcomers), len(federation.clients)) == (away, clients - away)
+    assert (len(federation.held_out_clients), len(federation.clients)) == (away, clients - away)
 
 
 def test_the_seed_chooses_them() -> None:
     one, again, other = made(SITES), made(SITES), made(SITES, seed=1)
-    assert all(same(a, b) for a, b in zip(one.federation.newcomers, again.federation.newcomers, strict=True))
+    pairs = zip(one.federation.held_out_clients, again.federation.held_out_clients, strict=True)
+    assert all(same(*pair) for pair in pairs)
     # Every site has a size of its own.
-    found = [[len(data.y) for data in built.federation.newcomers] for built in (one, other)]
+    found = [[len(data.y) for data in built.federation.held_out_clients] for built in (one, other)]
     assert found[0] != found[1]
     assert {len(sizes) for sizes in found} == {4}
 
 
 def test_both_groups_together_are_the_partition_in_its_order() -> None:
     everyone, federation = made(SITES, holdout_clients=0.0).federation.clients, made(SITES).federation
-    for part in (federation.clients, federation.newcomers):
+    for part in (federation.clients, federation.held_out_clients):
         places = [next(i for i, data in enumerate(everyone) if same(data, one)) for one in part]
         assert places == sorted(places)
-    assert len(federation.clients) + len(federation.newcomers) == len(everyone)
-    assert rows(*federation.clients) | rows(*federation.newcomers) == rows(*everyone)
+    assert len(federation.clients) + len(federation.held_out_clients) == len(everyone)
+    assert rows(*federation.clients) | rows(*federation.held_out_clients) == rows(*everyone)
 
 
 def test_the_test_split_is_the_same_and_has_none_of_their_samples() -> None:
     with_them, without = made().federation, made(holdout_clients=0.0).federation
     assert same(with_them.test, without.test)
-    assert not rows(with_them.test) & rows(*with_them.newcomers, *with_them.clients)
+    assert not rows(with_them.test) & rows(*with_them.held_out_clients, *with_them.clients)
     assert len(with_them.test.y) == 90 - 5 * 8
 
 
@@ -125,7 +126,7 @@ def test_a_share_too_small_is_refused_with_one_that_is_not(clients: int) -> None
     start = f"`holdout_clients` is 0.05, which of {clients} clients is none; set it to at least "
     assert str(caught.value).startswith(start)
     enough = float(str(caught.value).removeprefix(start).split(",")[0])
-    assert len(made(holdout_clients=enough, partition__clients=clients).federation.newcomers) == 1
+    assert len(made(holdout_clients=enough, partition__clients=clients).federation.held_out_clients) == 1
 
 
 # Training.
@@ -134,7 +135,7 @@ def test_a_share_too_small_is_refused_with_one_that_is_not(clients: int) -> None
 @pytest.mark.parametrize("backend", in_process())
 def test_they_change_nothing_in_the_record_of_the_others(tmp_path: Path, backend: str) -> None:
     met, unmet = made(method="fedmate", backend=backend), made(method="fedmate", backend=backend)
-    alone = unmet.federation._replace(newcomers=())
+    alone = unmet.federation._replace(held_out_clients=())
     key = make_key(unmet.experiment.general.seed)
     unmet = unmet._replace(federation=alone, backend=BACKENDS[backend](unmet.method, alone, key))
     one, other = carry_out(met, tmp_path / "met"), carry_out(unmet, tmp_path / "unmet")
@@ -172,7 +173,7 @@ def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
     table, last = record.clients, record.metrics[-1]
     assert [(row["client"], row["newcomer"]) for row in table] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)]
     for i, row in enumerate(table):
-        data = (*built.federation.clients, *built.federation.newcomers)[i]
+        data = (*built.federation.clients, *built.federation.held_out_clients)[i]
         assert [row[f"samples_{k}"] for k in range(CLASSES)] == np.bincount(data.y, minlength=CLASSES).tolist()
         for view in ("pre", "post", "global"):
             expected = last["accuracy"][view]["own"]["clients"][i] if i < 3 else None

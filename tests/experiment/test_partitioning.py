@@ -357,8 +357,9 @@ def test_clients_read_their_own_samples() -> None:
     experiment = experiment_of("holdout_clients=0.2", "partition.redundant_clients=0.5")
     made = split_samples(experiment, NO_INPUTS)
     federation = make_federation(experiment, made)
-    assert (len(federation.clients), len(federation.newcomers), federation.num_classes) == (16, 4, CLASSES)
-    for data, rows in zip((*federation.clients, *federation.newcomers), (*made.clients, *made.newcomers), strict=True):
+    assert (len(federation.clients), len(federation.held_out_clients), federation.num_classes) == (16, 4, CLASSES)
+    everyone = (*federation.clients, *federation.held_out_clients)
+    for data, rows in zip(everyone, (*made.clients, *made.newcomers), strict=True):
         # An image shows its number, less 2 and by 4.
         assert torch.equal(data.x[:, 0, 0, 0], torch.from_numpy((rows - 2) / 4).float())
         assert data.y.tolist() == TRAIN.y[rows].tolist()

@@ -83,8 +83,7 @@ class RoundResult(NamedTuple):
         server: its next state.
         reports: one per participant, in the order of their ids.
         views: by name, empty in a round that is not evaluated; `None` for a view the method does not have.
-        newcomers: accuracies `[newcomers, 2, classes]` `before` and `after` adapting; empty unless evaluated, or if
-            there are none.
+        held_out_clients: accuracies `[clients, 2, classes]` `before` and `after` adapting; empty unless evaluated.
         diagnostics: of the `clients`, a stack in the order of `reports`, and of the `server`.
         aggregated: false if the aggregate was not finite, so that the server kept its previous state.
     """
@@ -92,7 +91,7 @@ class RoundResult(NamedTuple):
     server: Tree
     reports: list[ClientReport]
     views: dict[str, View | None]
-    newcomers: dict[str, Tensor]
+    held_out_clients: dict[str, Tensor]
     diagnostics: Tree
     aggregated: bool
 
@@ -106,7 +105,7 @@ class Outcome(NamedTuple):
         valid: `[participants]`, false for those that diverged.
         losses: `[participants, 2]`, before and after local training.
         views: accuracies `[clients, 2, classes]` by name, of the participants for `post`; empty unless evaluated.
-        newcomers: accuracies `[newcomers, 2, classes]` `before` and `after` adapting, likewise.
+        held_out_clients: accuracies `[clients, 2, classes]` `before` and `after` adapting, likewise.
         diagnostics: of the participants.
     """
 
@@ -115,7 +114,7 @@ class Outcome(NamedTuple):
     valid: Tensor
     losses: Tensor
     views: Tree
-    newcomers: Tree
+    held_out_clients: Tree
     diagnostics: Tree
 
 
@@ -220,7 +219,7 @@ class Backend(ABC):
 
     @abstractmethod
     def adapt(self, server: Tree, task: Round) -> Tree:
-        """Return the accuracies `[newcomers, 2, classes]` `before` and `after` each newcomer adapts."""
+        """Return the accuracies `[clients, 2, classes]` `before` and `after` each held-out client adapts."""
 
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to."""
@@ -234,7 +233,8 @@ class Backend(ABC):
         ]
         diagnostics = {"clients": outcome.diagnostics, "server": outcome.server.get("diagnostics", {})}
         views = _named_views(outcome.views, task, len(self.federation.clients))
-        return RoundResult(outcome.server, reports, views, outcome.newcomers, diagnostics, bool(outcome.aggregated))
+        held_out, aggregated = outcome.held_out_clients, bool(outcome.aggregated)
+        return RoundResult(outcome.server, reports, views, held_out, diagnostics, aggregated)
 
     def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
         """Do a round's work on the device without reading anything back."""
@@ -244,11 +244,11 @@ class Backend(ABC):
             proposed = self.method.aggregate(server, cohort.uploads, self.participants(task), cohort.valid)
         finite = all_finite(proposed)
         server = where(finite, proposed, server)
-        views, newcomers = Tree(), Tree()
+        views, held_out = Tree(), Tree()
         if task.evaluate:
             views = {**self.view(server, task), **cohort.views, **self._global_view(server)}
-            newcomers = self.adapt(server, task) if self.federation.newcomers else {}
-        outcome = Outcome(server, finite, cohort.valid, cohort.losses, views, newcomers, cohort.diagnostics)
+            held_out = self.adapt(server, task) if self.federation.held_out_clients else {}
+        outcome = Outcome(server, finite, cohort.valid, cohort.losses, views, held_out, cohort.diagnostics)
         return outcome, cohort.messages
 
     def participants(self, task: Round) -> Tensor:
@@ -261,9 +261,9 @@ class Backend(ABC):
         keys = [fold(self.key, "client", i) for i in range(len(self.federation.clients))]
         return [self.method.init_client(params, key) for key in keys]
 
-    def initial_newcomers(self) -> list[Tree]:
-        """Return every newcomer's state before it has met anybody."""
-        return [initial_newcomer(self.method, self.key, i) for i in range(len(self.federation.newcomers))]
+    def initial_held_out_clients(self) -> list[Tree]:
+        """Return every held-out client's state before its first message."""
+        return [initial_held_out_client(self.method, self.key, i) for i in range(len(self.federation.held_out_clients))]
 
     def download(self, server: Tree, round_number: int, client_id: Tensor) -> Tree:
         """Return the parts of the message to a client that cross in a round."""
@@ -297,13 +297,13 @@ def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View |
     return {**named, "global": named.get("global")}
 
 
-def initial_newcomer(method: Method, key: Tensor, number: int) -> Tree:
-    """Return the state of a newcomer before it has met anybody; newcomers are numbered on their own."""
+def initial_held_out_client(method: Method, key: Tensor, number: int) -> Tree:
+    """Return the state of a held-out client before its first message; they are numbered on their own."""
     return method.init_client(method.setup.model.init_params(), fold(key, "newcomer", number))
 
 
 def welcome(method: Method, server: Tree, device: torch.device) -> Tree:
-    """Return the first message to a newcomer: what a client receives in its first round, sent to a stranger."""
+    """Return the first message to a held-out client: what a client receives in its first round."""
     return select(method.download(server, torch.tensor(-1, device=device)), method.wire(0).down)
 
 

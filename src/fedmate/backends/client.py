@@ -76,12 +76,12 @@ def train_client(
 
 
 class Adapted(NamedTuple):
-    """The models of a newcomer.
+    """The models of a held-out client.
 
     Attributes:
         before: what it holds right after its first broadcast.
         after: what it holds after one round of local training and `personalise`; `before` if it diverged.
-        valid: false if it diverged: `after`, or its loss on the newcomer's samples, would not be finite.
+        valid: false if it diverged: `after`, or its loss on the held-out client's samples, would not be finite.
     """
 
     before: Tree
@@ -122,10 +122,10 @@ def view_client(method: Method, client: Tree, download: Tree, data: ClientData, 
         return Seen(personal, {"pre": pre, **others})
 
 
-def view_newcomer(
+def view_held_out_client(
     method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
 ) -> Tree:
-    """Return a newcomer's `accuracies`, `before` and `after` it adapts."""
+    """Return a held-out client's `accuracies`, `before` and `after` it adapts."""
     adapted = adapt_client(method, client, download, data, key)
     with remembered_features():
         before = accuracies(method, adapted.before, data, test, method.is_global)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
-from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
+from fedmate.backends.client import Trained, train_client, view_client, view_held_out_client
 from fedmate.backends.precision import Precision
 from fedmate.core import (
     FeatureMemory,
@@ -127,12 +127,12 @@ class Sequential(Backend):
         return stack(self._map(view, range(len(self._states))))
 
     def adapt(self, server: Tree, task: Round) -> Tree:
-        """Let newcomers adapt side by side, and evaluate them."""
-        states, download = self.initial_newcomers(), welcome(self.method, server, self.key.device)
+        """Let held-out clients adapt side by side, and evaluate them."""
+        states, download = self.initial_held_out_clients(), welcome(self.method, server, self.key.device)
 
         def adapt(i: int) -> Tree:
-            data, key = self.federation.newcomers[i], fold(self.key, "newcomer round", task.number, i)
-            return view_newcomer(self.method, states[i], download, data, key, self.federation.test)
+            data, key = self.federation.held_out_clients[i], fold(self.key, "newcomer round", task.number, i)
+            return view_held_out_client(self.method, states[i], download, data, key, self.federation.test)
 
         return stack(self._map(adapt, range(len(states))))
 

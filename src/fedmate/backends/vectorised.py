@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
 from fedmate.backends.capture import Replays, scalar, tape_for
-from fedmate.backends.client import Trained, train_client, view_client, view_newcomer
+from fedmate.backends.client import Trained, train_client, view_client, view_held_out_client
 from fedmate.backends.networks import accelerate
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.backends.sequential import Sequential
@@ -188,14 +188,14 @@ class Vectorised(Backend):
         return views
 
     def adapt(self, server: Tree, task: Round) -> Tree:
-        """Let newcomers adapt at once, and evaluate them."""
+        """Let held-out clients adapt at once, and evaluate them."""
         download = welcome(self.method, server, self.key.device)
-        ids = torch.arange(len(self.federation.newcomers), device=self.key.device)
+        ids = torch.arange(len(self.federation.held_out_clients), device=self.key.device)
 
         def adapt(client: Tree, data: ClientData, key: Tensor) -> Tree:
-            return view_newcomer(self.method, client, download, data, key, self.federation.test)
+            return view_held_out_client(self.method, client, download, data, key, self.federation.test)
 
-        states, data = stack(self.initial_newcomers()), stack_clients(self.federation.newcomers)
+        states, data = stack(self.initial_held_out_clients()), stack_clients(self.federation.held_out_clients)
         keys = fold(self.key, "newcomer round", self._number(task), ids)
         views: Tree = vmap(adapt, (0, PER_CLIENT, 0), chunk_size=self.chunk_size)(states, data, keys)
         return views

@@ -92,14 +92,14 @@ class Federation(NamedTuple):
         clients: by client id, unpadded.
         test: the test split, the same for every client.
         num_classes: how many classes there are, whether or not somebody holds them.
-        newcomers: clients that stay out of training and are met afterwards.
+        held_out_clients: clients that stay out of training and are met afterwards.
         at_sites: whether samples lie with sites of their own; those here then have their shape, and mean nothing.
     """
 
     clients: tuple[ClientData, ...]
     test: ClientData
     num_classes: int
-    newcomers: tuple[ClientData, ...] = ()
+    held_out_clients: tuple[ClientData, ...] = ()
     at_sites: bool = False
 
 

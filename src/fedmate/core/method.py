@@ -129,7 +129,7 @@ class Method(ABC):
 
     @abstractmethod
     def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Return the message to a client; id -1 is a newcomer who was not there at the start."""
+        """Return the message to a client; id -1 is a held-out client who was not there at the start."""
 
     @abstractmethod
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedmate.backends.base import View, initial_newcomer, one_thread, welcome
+from fedmate.backends.base import View, initial_held_out_client, one_thread, welcome
 from fedmate.backends.client import Adapted, accuracies, adapt_client
 from fedmate.core import ClientData, Tree, class_counts, fold, unmapped
 from fedmate.data import Samples, hold_back
@@ -219,7 +219,7 @@ def _train(restored: Restored, data: ClientData) -> Adapted:
     method, key = restored.method, restored.key
     download = welcome(method, restored.server, key.device)
     round_key = fold(key, "newcomer round", restored.round - 1, 0)
-    return adapt_client(method, initial_newcomer(method, key, 0), download, data, round_key)
+    return adapt_client(method, initial_held_out_client(method, key, 0), download, data, round_key)
 
 
 def _accuracy(

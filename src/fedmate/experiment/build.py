@@ -73,7 +73,7 @@ def build(experiment: Experiment, inputs: UserInputs = NO_INPUTS, initial: Mappi
     name = decide_backend(general.backend, method, federation)
     if BACKENDS[name].is_remote:
         check_min_clients(general, len(federation.clients))
-        if federation.newcomers:
+        if federation.held_out_clients:
             raise UserError(
                 f"`holdout_clients` is {general.holdout_clients}, which the back end `{name}` does not support; set it "
                 "to 0, or use another back end."

@@ -32,8 +32,8 @@ def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str
         "accuracy": {name: view and evaluate(view) for name, view in views.items()},
         "loss": _losses([report for report in result.reports if report.valid]),
     }
-    if result.newcomers:
-        row["newcomers"] = _newcomers(result.newcomers, federation)
+    if result.held_out_clients:
+        row["newcomers"] = _newcomers(result.held_out_clients, federation)
     return row
 
 
@@ -74,11 +74,12 @@ def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict
         "seconds": state.seconds,
         **state.failures,
     }
-    if built.federation.newcomers:
+    away = built.federation.held_out_clients
+    if away:
         figures = metrics.get("newcomers", {})
         summary["newcomers"] = {
-            "clients": len(built.federation.newcomers),
-            "dealt_as": sorted(held_out(experiment, len(built.federation.clients) + len(built.federation.newcomers))),
+            "clients": len(away),
+            "dealt_as": sorted(held_out(experiment, len(built.federation.clients) + len(away))),
             "accuracy": {name: _short(figures.get(name)) for name in ("before", "after")},
         }
     return summary
@@ -92,10 +93,10 @@ def client_rows(federation: Federation, metrics: Mapping[str, Any]) -> list[dict
     if federation.at_sites:
         return [{"client": i, **_cells(metrics["accuracy"], i)} for i in range(len(federation.clients))]
     rows = _rows(federation.clients, federation.num_classes, metrics["accuracy"])
-    if not federation.newcomers:
+    if not federation.held_out_clients:
         return rows
     newcomers = metrics.get("newcomers") or dict.fromkeys(("before", "after"))
-    more = _rows(federation.newcomers, federation.num_classes, newcomers)
+    more = _rows(federation.held_out_clients, federation.num_classes, newcomers)
     everything = [{"newcomer": 0, **row} for row in rows]
     everything += [{"newcomer": 1, **row, "client": len(rows) + row["client"]} for row in more]
     columns = dict.fromkeys(key for row in everything for key in row)
@@ -111,8 +112,8 @@ def _evaluation(federation: Federation) -> Callable[[View], dict[str, Any]]:
 
 
 def _newcomers(accuracies: Mapping[str, Tensor], federation: Federation) -> dict[str, Any]:
-    everyone = tuple(range(len(federation.newcomers)))
-    labels = label_distribution(federation.newcomers, federation.num_classes)
+    everyone = tuple(range(len(federation.held_out_clients)))
+    labels = label_distribution(federation.held_out_clients, federation.num_classes)
     return {name: evaluate_view(View(everyone, accuracies[name]), labels) for name in ("before", "after")}
 
 

@@ -153,7 +153,7 @@ def make_federation(experiment: Experiment, dealt: ClientSplit) -> Federation:
         clients=tuple(clients[: len(dealt.clients)]),
         test=ready(experiment, arrays.normalisation, dealt.test),
         num_classes=len(arrays.class_names),
-        newcomers=tuple(clients[len(dealt.clients) :]),
+        held_out_clients=tuple(clients[len(dealt.clients) :]),
         at_sites=dealt.at_sites,
     )
 

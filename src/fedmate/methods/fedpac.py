@@ -12,7 +12,7 @@ Deviations, from the authors' code:
 - alignment begins when the server has a prototype, not in the second round: the same unless all clients of the first
   one diverge. From then on a class without a global prototype is drawn to the client's own, until then none is;
 - clients that take part receive the broadcast; the others keep the combination of their last round;
-- newcomers and the `global` view have the average of the classifiers, weighted by size, which that code does not make;
+- held-out clients and the `global` view have the average of the classifiers, weighted by size; that code has none;
 - buffers follow the model's declaration.
 """
 
@@ -106,7 +106,7 @@ class FedPAC(Calibrated, ServerMomentum):
         return Wire(down=parts | {"known"}, up=parts | {"statistics", "class_counts"})
 
     def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the extractor, the prototypes and the client's own classifier; the average one to a newcomer."""
+        """Send the extractor, the prototypes and the client's own classifier; -1 gets the average."""
         row = client_id.clamp(min=0)[None]
         classifier = tree_map(
             lambda rows, average: torch.where(client_id < 0, average, rows.index_select(0, row)[0]),

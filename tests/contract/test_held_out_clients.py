@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from fedmate.backends import BACKENDS, Backend
 from fedmate.backends import client as client_module
-from fedmate.backends.base import Round, initial_newcomer, welcome
+from fedmate.backends.base import Round, initial_held_out_client, welcome
 from fedmate.backends.client import adapt_client
 from fedmate.core import (
     Augmentation,
@@ -53,7 +53,7 @@ def newcomer(i: int) -> ClientData:
 def joined(lab: Lab, *newcomers: ClientData) -> Lab:
     """Return the same with newcomers."""
     people = newcomers or tuple(newcomer(i) for i in range(len(LABELS)))
-    more = replace(lab, federation=lab.federation._replace(newcomers=people))
+    more = replace(lab, federation=lab.federation._replace(held_out_clients=people))
     # Training is the same, so it is done once for all tests of a method.
     vars(more)["started"] = lab.started
     return more
@@ -128,7 +128,7 @@ def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> N
     found = adapted(lab, lab.backend(backend_name))
     for i in range(len(LABELS)):
         before, after = by_hand(plain_lab, i)
-        own = lab.method.own_adjustment(lab.federation.newcomers[i], is_global=False)
+        own = lab.method.own_adjustment(lab.federation.held_out_clients[i], is_global=False)
         for name, params in (("before", before), ("after", after)):
             rows = [class_accuracies(model, params, test, classes, adjustment) for adjustment in (None, own)]
             assert_close(found[name][i], torch.stack(rows))
@@ -138,9 +138,9 @@ def test_newcomers_do_not_touch_training(plain_lab: Lab, backend_name: str) -> N
     task = Round(0, (0, 2, 3), evaluate=True)
     backends = [one.backend(backend_name) for one in (plain_lab, joined(plain_lab))]
     without, with_them = (backend.run_round(plain_lab.server(), task) for backend in backends)
-    assert not without.newcomers
-    assert with_them.newcomers
-    assert_close(with_them._replace(newcomers={}), without, rtol=0, atol=0, equal_nan=True)
+    assert not without.held_out_clients
+    assert with_them.held_out_clients
+    assert_close(with_them._replace(held_out_clients={}), without, rtol=0, atol=0, equal_nan=True)
     assert_close(list(backends[1].clients), list(backends[0].clients), rtol=0, atol=0)
 
 
@@ -160,13 +160,13 @@ def test_they_meet_the_model_that_the_round_has_made(plain_lab: Lab, backend_nam
     result = backend.run_round(lab.server(), Round(0, lab.everyone, evaluate=True))
     with torch.no_grad():
         later = backend.adapt(result.server, Round(0, lab.everyone, evaluate=True))
-    assert_close(result.newcomers, later, rtol=0, atol=0)
+    assert_close(result.held_out_clients, later, rtol=0, atol=0)
 
 
 def test_they_are_met_when_a_round_is_evaluated(plain_lab: Lab, backend_name: str) -> None:
     lab = joined(plain_lab)
     result = lab.backend(backend_name).run_round(lab.server(), Round(0, (1,), evaluate=False))
-    assert result.newcomers == {}
+    assert result.held_out_clients == {}
 
 
 @pytest.mark.usefixtures("fine")
@@ -232,7 +232,7 @@ def test_adapting_fedavg_is_a_step_of_gradient_descent_from_the_global_model(mak
 
     download = welcome(lab.method, server, lab.key.device)
     with torch.no_grad():
-        models = adapt_client(lab.method, initial_newcomer(lab.method, lab.key, i), download, data, make_key(5))
+        models = adapt_client(lab.method, initial_held_out_client(lab.method, lab.key, i), download, data, make_key(5))
     assert bool(models.valid)
     assert_close(model.logits(models.before, lab.federation.test.x), received, rtol=0, atol=1e-12)
     assert_close(model.logits(models.after, lab.federation.test.x), trained, rtol=0, atol=1e-12)
@@ -241,7 +241,7 @@ def test_adapting_fedavg_is_a_step_of_gradient_descent_from_the_global_model(mak
 def test_a_newcomer_of_fedrep_brings_the_classifier_everybody_started_with(make_lab: MakeLab) -> None:
     lab = make_lab("fedrep", "plain")
     server, model = lab.started[0], lab.method.setup.model
-    client = initial_newcomer(lab.method, lab.key, 0)
+    client = initial_held_out_client(lab.method, lab.key, 0)
     before = lab.method.personal_params(client, welcome(lab.method, server, lab.key.device))
     assert_close(before["classifier"], model.init_params()["classifier"], rtol=0, atol=0)
     assert_close(before["extractor"], server["extractor"], rtol=0, atol=0)
@@ -249,7 +249,7 @@ def test_a_newcomer_of_fedrep_brings_the_classifier_everybody_started_with(make_
 
 def test_a_newcomer_of_fedmate_has_discriminators_of_its_own(make_lab: MakeLab) -> None:
     lab = make_lab("fedmate", "plain")
-    one, other = (initial_newcomer(lab.method, lab.key, i)["discriminators"] for i in (0, 1))
+    one, other = (initial_held_out_client(lab.method, lab.key, i)["discriminators"] for i in (0, 1))
     clients = [client["discriminators"] for client in lab.clients()]
     for trees in ((one, other), *((one, client) for client in clients)):
         with pytest.raises(AssertionError, match="not close"):
