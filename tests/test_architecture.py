@@ -39,14 +39,14 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "methods": ("torch",),
     "data": ("torch", "numpy", "safetensors", "pooch", "requests", "platformdirs", "sklearn", "PIL"),
     "models": ("torch",),
-    "flower": ("torch", "numpy", "rich", "flwr", "ray", "httpx", "cryptography"),
+    "flower": ("torch", "numpy", "rich", "flwr", "ray", "cryptography"),
     "registry": (),
     "storage": ("filelock",),
     "errors": (),
 }
 """By area: what of other packages it may import. Areas that are not here may import anything declared."""
 
-ONLY_FROM = {"cli": ("cli",), "flower": ("flower", "cli", "bench")}
+ONLY_FROM = {"cli": ("cli",), "flower": ("flower", "cli")}
 """By area: who may import it. The registry of back ends names `flower` in a string, so a run without it loads none."""
 
 MAY_PRINT = ("cli", "report")

@@ -48,7 +48,6 @@ class Federation:
     """
 
     def __init__(self, folder: Path, nodes: list[str]) -> None:
-        """Make keys; nothing is started yet."""
         self.folder, self.nodes, self.keys = folder, nodes, folder / "keys"
         self.port, self.token = free_port(), secrets.token_hex(8)
         make_keys(self.keys, [HERE], [*self.sites, "stranger"], days=1)
@@ -61,13 +60,11 @@ class Federation:
 
     @property
     def sites(self) -> list[str]:
-        """The names of the sites."""
         return [f"site-{number}" for number in range(len(self.nodes))]
 
     # -------------------- from beginning to end
 
     def __enter__(self) -> Self:
-        """Start everything."""
         try:
             self.start_superlink()
             self.gate = Gate(self.keys, self.port)
@@ -82,11 +79,10 @@ class Federation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End everything."""
         self.end()
 
     def end(self) -> None:
-        """End all that was started, by whomever: asked first, then told."""
+        """End all processes, also those of processes: SIGTERM first, then SIGKILL."""
         # Sites first: without a SuperLink they would try again and again to say goodbye.
         for name in sorted(self._started, key=lambda name: name == "superlink"):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -112,13 +108,12 @@ class Federation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What everything is started with."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         own = {"FLWR_HOME": str(self.folder / "home"), MARK: self.token, "PATH": path, "OMP_NUM_THREADS": "1"}
         return {**os.environ, **QUIET, **own, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 
     def start(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own; what it says is in a log of its name."""
+        """Start a process in a group of its own, with a log of its name."""
         with (self.folder / "log" / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(
                 list(map(str, arguments)),
@@ -131,7 +126,7 @@ class Federation:
         return self._started[name]
 
     def command(self, *arguments: str | Path) -> str:
-        """Run something to its end, and return what it said."""
+        """Run something to its end, and return its output."""
         done = subprocess.run(
             list(map(str, arguments)), env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
         )
@@ -139,7 +134,6 @@ class Federation:
         return done.stdout
 
     def log(self, name: str) -> str:
-        """Return what a process has said."""
         return (self.folder / "log" / f"{name}.log").read_text(errors="replace")
 
     # -------------------- the server
@@ -230,7 +224,6 @@ class Gate:
     """
 
     def __init__(self, keys: Path, port: int) -> None:
-        """Begin to serve."""
         self.crossings: list[Crossing] = []
         self.refused: list[str] = []
         shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -244,7 +237,6 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

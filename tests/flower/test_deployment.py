@@ -1,8 +1,8 @@
 """A deployment in small, with all that happens to one: strangers, a site that is killed, a server that is killed.
 
 One run of FedMate at three sites, each with digits of its own, over TLS and with authentication. In round 2 a site is
-killed and started again, in round 3 the server is killed and its run is started again. What then stands in the server's
-and the sites' states is what the same run gives in this process, without Flower and without trouble.
+killed and started again, in round 3 the server is killed and its run is started again. The states of server and sites
+are then those of the same run in this process, without Flower and without trouble.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Place(NamedTuple):
     sites: list[Path]
 
     def node_config(self, client: int) -> dict[str, str | int]:
-        """What a site's owner says about it."""
+        """As the owner of a site writes it."""
         return {"partition-id": client, "site": str(self.sites[client] / "site.toml")}
 
     def state(self, run: Path, client: int) -> Path:
@@ -139,7 +139,7 @@ def reference(place: Place) -> Path:
 
 
 class Story(NamedTuple):
-    """What a run has left behind.
+    """The traces of a run.
 
     Attributes:
         folder: the run's.

@@ -34,7 +34,7 @@ def is_taken() -> bool:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What `flwr` is started with; whatever it leaves behind is ended."""
+    """The environment of `flwr`; the processes that it leaves behind are ended."""
     pytest.importorskip("flwr")
     if is_taken():
         pytest.skip(f"port {PORT} is taken, by another local SuperLink perhaps")
@@ -79,7 +79,3 @@ def test_the_app_gives_the_numbers_of_the_reference(environment: dict[str, str],
     assert figures(record) == figures(reference)
     assert record.rounds == reference.rounds
     assert len(record.clients) == CLIENTS
-    # What went wrong is a sentence, and Flower knows that the run failed.
-    said = flwr_run(environment, tmp_path, "set='rounds=3'", f"out='{out}'")
-    assert f"Error: `{out}` was run with `rounds` 2, not 3; " in said, said
-    assert Record(out).summary == record.summary

@@ -57,7 +57,7 @@ name = "fedper"
 """
 
 LIES: tuple[list[float], ...] = ([2.0], [-0.1], [float("inf")], [0.5, 0.5], [])
-"""What is no accuracy."""
+"""Reports that are no accuracies."""
 
 
 class Nodes(Transport):

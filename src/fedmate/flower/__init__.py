@@ -1,1 +1,1 @@
-"""Flower as a carrier: the same methods on its virtual clients, and on sites that it connects. Nobody else knows it."""
+"""The back end `flower`: virtual clients and sites of their own. Only the registry of back ends names this package."""

@@ -1,4 +1,4 @@
-"""What everything needs that starts Flower: its packages, and silence."""
+"""The packages that Flower needs, and the environment that keeps it quiet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-"""The environment of all that is started: nothing calls home, and nothing is installed behind the user's back.
+"""The environment of all processes: nothing calls home, and nothing is installed without the user's knowledge.
 
-The last but one keeps Ray from hiding a GPU from its workers, and from warning that it will stop doing so; the last,
-from writing to the terminal what it thinks of workers that were ended.
+The last but one keeps Ray from hiding GPUs from its workers, and the last from writing to the terminal about workers
+that have ended.
 """
 
 
 def need_flower(*, simulation: bool = False) -> None:
-    """Raise `UserError` unless Flower is installed; `simulation` asks for what its virtual clients need, too."""
+    """Raise `UserError` unless Flower is installed, and for a `simulation` Ray."""
     missing = next((name for name in ("flwr", "ray") if find_spec(name) is None), None)
     if missing == "flwr" or (missing == "ray" and simulation):
         raise UserError(
@@ -34,9 +34,9 @@ def need_flower(*, simulation: bool = False) -> None:
 
 
 def silence() -> None:
-    """Set the environment of all that is started from here, and of this process, which may have loaded Flower."""
+    """Set the environment of this process and its children; Flower may be loaded already."""
     os.environ.update(QUIET)
     telemetry = sys.modules.get("flwr.supercore.telemetry")
     if telemetry is not None:
-        # It has read the environment once and for all.
+        # It reads the environment once.
         vars(telemetry)["FLWR_TELEMETRY_ENABLED"] = QUIET["FLWR_TELEMETRY_ENABLED"]

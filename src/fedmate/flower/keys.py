@@ -127,7 +127,7 @@ def _server_items(folder: Path, names: list[str], days: int) -> list[Item]:
         )
     until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     return [
-        Item(folder / "ca.key", ca_key_is_new, "stays here, out of reach: with it anybody can pose as the server"),
+        Item(folder / "ca.key", ca_key_is_new, "stays here, out of reach: its owner can pose as the server"),
         Item(folder / "ca.crt", ca_is_new, "to the server and to every site"),
         Item(folder / "server.key", key_is_new, "to the server alone"),
         Item(folder / "server.crt", is_new, f"to the server; valid until {until}"),

@@ -1,4 +1,4 @@
-"""What a server and its clients send each other, and how it travels in Flower's records.
+"""Messages between a server and its clients, and their form as Flower's records.
 
 request   ArrayRecord `download`; ConfigRecord `request`: experiment, client, kind, round, evaluate
 answer    ArrayRecord `upload`; MetricRecord `metrics`: lists of floats by name

@@ -184,10 +184,10 @@ def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], t
 def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
     experiment = experiment_of(dict(run_config), folder)
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
-    dealt = split_samples(experiment, NO_INPUTS)
-    arrays, dtype = dealt.arrays, experiment.general.dtype
+    split = split_samples(experiment, NO_INPUTS)
+    arrays, dtype = split.arrays, experiment.general.dtype
     signature = Signature(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, dtype)
-    return Plan(experiment, make_method(experiment, signature), signature, make_federation(experiment, dealt))
+    return Plan(experiment, make_method(experiment, signature), signature, make_federation(experiment, split))
 
 
 def _number(node_config: Mapping[str, Any], clients: int) -> int:

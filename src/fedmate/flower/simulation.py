@@ -100,7 +100,7 @@ class _Simulation:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Tell whether it still runs."""
+        """Return whether it still runs."""
         return self._thread.is_alive()
 
     def grid(self) -> Grid:
@@ -132,7 +132,7 @@ class _Simulation:
         server = ServerApp()
         server.main()(self._serve)
         try:
-            # On this machine alone, whatever else there is; Flower takes what it finds running.
+            # A Ray of its own: Flower uses the one that it finds.
             ray.init(
                 address="local",
                 num_cpus=min(available_cores(), run.clients),
@@ -193,7 +193,7 @@ def _restore_sigterm() -> None:
 
 
 _RUNS: dict[tuple[Path, str], MakeClient] = {}
-"""The runs that a worker has rebuilt, by folder and token, kept from message to message."""
+"""The runs that a worker has rebuilt, by folder and token; they last from message to message."""
 
 
 def _open_client(folder: Path, inputs: ObjectRef, port: int, context: Context, token: str) -> Client:

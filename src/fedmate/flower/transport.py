@@ -250,7 +250,7 @@ def reached() -> Iterator[None]:
 def _read(
     name: str, reply: RecordDict | ErrorReply, read: Callable[[RecordDict], Content | ErrorReply]
 ) -> Content | ErrorReply:
-    """Return the content of a reply; whatever a node sends, it must not end the round of the others."""
+    """Return the content of a reply; nothing that a node sends may end the round of the others."""
     if isinstance(reply, ErrorReply):
         return reply
     try:
