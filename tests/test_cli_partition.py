@@ -123,15 +123,6 @@ def test_the_title_says_which_partition(fedmate_: Fedmate, settings: list[str], 
     assert f" toys, {title}, seed 0 " in f" {' '.join(fedmate_('partition', '--dataset', 'toys', *words).out.split())} "
 
 
-def test_the_folder_of_data_sets(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setenv("FEDMATE_DATA", str(tmp_path / "there"))
-    assert "Note: Read from there." in fedmate_(*TOYS).out
-    assert "Note: Read from here." in fedmate_(*TOYS, "--data-dir", "here").out
-    assert "`--data-dir` is `nowhere`, which does not exist" in refuse(fedmate_, "--data-dir", "nowhere")
-
-
 def test_newcomers_stand_below(fedmate_: Fedmate) -> None:
     found = rows(fedmate_(*TOYS, "--set", "holdout_clients=0.4", "--set", "partition.examples=8").out)
     assert [row[0] for row in found if row[-1] == "8"] == ["0", "1", "newcomer"]

@@ -82,14 +82,6 @@ def test_colours_become_grey_by_their_brightness() -> None:
     assert read(encoded(colours), ImageFormat(grey=True)).tolist() == [[[76, 150, 29, 255]]]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "TIFF"])
-def test_a_palette_is_looked_up(kind: str) -> None:
-    image = Image.new("P", (3, 1))
-    image.putpalette([10, 20, 30, 200, 100, 50, 1, 2, 3])
-    image.putdata([2, 0, 1])
-    assert read(encoded(image, kind))[:, 0].T.tolist() == [[1, 2, 3], [10, 20, 30], [200, 100, 50]]
-
-
 def test_transparency_is_laid_over_white() -> None:
     pixels = np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 200, 128]]], np.uint8)
     # 128 of 255 parts of the colour, 127 of white.

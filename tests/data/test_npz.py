@@ -173,14 +173,6 @@ def test_other_numbers_stay_what_they_are(kind: str, kept: str, tmp_path: Path) 
     assert arrays.normalisation.std == (1,)
 
 
-def test_a_test_split_is_optional(tmp_path: Path) -> None:
-    assert load(tmp_path).test is None
-    test = load(tmp_path, test_x=TABLE[:2], test_y=[0, 4]).test
-    assert test is not None
-    np.testing.assert_array_equal(test.x, TABLE[:2])
-    assert test.y.tolist() == [0, 4]
-
-
 # -------------------- a user's own: labels and clients
 
 

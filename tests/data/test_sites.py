@@ -82,11 +82,6 @@ def test_images_come_to_lie_around_zero_unless_it_is_said_otherwise() -> None:
         assert {*source.read(torch.tensor([1])).flatten().tolist()} == {highest}
 
 
-def test_nothing_can_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"`sites`, whose samples stay at .* `flwr run`, see docs/deploy\.md\.$"):
-        DATASETS["sites"]().load(tmp_path)
-
-
 # -------------------- what a server has of it
 
 

@@ -14,7 +14,6 @@ from tests.data.partitions.checks import (
     check_rows,
     class_counts,
     input_of,
-    refusal,
     split,
 )
 
@@ -81,12 +80,3 @@ def test_everybody_holds_a_few_classes(
     if examples is None:
         expected = np.minimum(np.bincount(labels, minlength=CLASSES), each)
         assert ((counts == 0) | (counts == expected)).all()
-
-
-def test_classes_without_samples_do_not_count() -> None:
-    labels = balanced(300, 3) * 4
-    assert refusal(Pathological(clients=2, classes_per_client=4), input_of(labels)) == (
-        "`partition.classes_per_client` is 4, but the data set has 3 classes; use at most that many."
-    )
-    counts = class_counts(split(Pathological(clients=2, classes_per_client=3), labels), labels)
-    assert counts.tolist() == [[50, 0, 0, 0, 50, 0, 0, 0, 50, 0]] * 2
