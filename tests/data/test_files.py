@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from fedmate import storage
 from fedmate.core import Limits, option
 from fedmate.data import archives
 from fedmate.data.archives import read_members
-from fedmate.data.dataset import Arrays, Normalisation, Samples, check_labels, content_digest
-from fedmate.data.files import FileDataset, find_first, sign
+from fedmate.data.dataset import Arrays, Normalisation, Samples, content_digest
+from fedmate.data.files import FileDataset, find_first
 from fedmate.data.paths import user_folder
 from fedmate.errors import UserError
 
@@ -195,28 +194,6 @@ def test_where_nothing_can_be_written_it_still_works(folder: Path) -> None:
 # -------------------- what readers share
 
 
-def test_a_signature_is_of_names_sizes_and_times(tmp_path: Path) -> None:
-    one, other = tmp_path / "a" / "b", tmp_path / "c"
-    one.parent.mkdir()
-    one.write_text("1")
-    other.write_text("1")
-    for path in (one, other):
-        os.utime(path, ns=(0, 0))
-    found = {sign([one]), sign([other]), sign([one, other]), sign([other, one]), sign([tmp_path])}
-    assert len(found) == 5
-    assert sign([one]) == sign([one])
-    before = sign([tmp_path]), sign([tmp_path / "a"])
-    os.utime(one, ns=(0, 1))
-    after = sign([tmp_path]), sign([tmp_path / "a"])
-    assert before[0] != after[0]
-    assert before[1] != after[1]
-    one.write_text("12")
-    os.utime(one, ns=(0, 1))
-    assert sign([tmp_path]) != after[0]
-    with pytest.raises(UserError, match="does not exist"):
-        sign([tmp_path / "d"])
-
-
 def test_the_first_complete_set_of_files_is_found(tmp_path: Path) -> None:
     for name in "abd":
         (tmp_path / name).touch()
@@ -253,24 +230,3 @@ def test_links_and_huge_members_of_archives_are_not_read(tmp_path: Path, monkeyp
     monkeypatch.setattr(archives, "LARGEST", 5)
     with pytest.raises(UserError, match="has a file `file` of 6 bytes, more than 5; check the file"):
         list(read_members(tmp_path / "x.tar", lambda name: True))
-
-
-@pytest.mark.parametrize(
-    ("labels", "first", "message"),
-    [
-        (
-            np.array([0, 1, 2]),
-            0,
-            "`y` is 2 at [2], but labels are whole numbers from 0 to 1; correct the file, or download it again.",
-        ),
-        (np.array([0, -1]), 0, "`y` is -1 at [1]"),
-        (np.array([0.0, 0.5]), 0, "`y` is 0.5 at [1]"),
-        (np.array([np.nan]), 0, "`y` is nan at [0]"),
-        (np.array([0, 1], np.uint8), 1, "`y` is 0 at [0], but labels are whole numbers from 1 to 2"),
-        (np.array(["a"]), 0, "`y` holds <U1 values"),
-    ],
-)
-def test_labels_outside_their_range_are_refused(labels: NDArray[Any], first: int, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        check_labels("y", labels, 2, first)
-    assert message in str(caught.value)

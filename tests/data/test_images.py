@@ -107,13 +107,6 @@ def test_wider_numbers_have_no_known_range(kind: type) -> None:
     assert "32 bits for a pixel; save it with 8 or 16" in refused(encoded(np.ones((2, 2), kind), "TIFF"))
 
 
-def test_the_cameras_note_is_not_followed() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert read(encoded(PIXELS, "PNG", exif=exif)).shape == (3, 4, 6)
-    np.testing.assert_array_equal(read(encoded(PIXELS, "PNG", exif=exif)), PIXELS.transpose(2, 0, 1))
-
-
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG"])
 def test_of_several_frames_the_first_counts(kind: str) -> None:
     frames = [Image.fromarray(np.full((2, 2), value, np.uint8)) for value in (3, 200)]

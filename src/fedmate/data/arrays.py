@@ -126,7 +126,14 @@ def fingerprint(data: Pool | Sites) -> str:
 
 def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
     """Return values as an array of finite numbers, or raise `UserError`; messages call them `name`."""
-    values = for_numpy(name, values)
+    if isinstance(values, torch.Tensor):
+        tensor = values.detach().cpu()
+        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+        # numpy has no bfloat16.
+        is_short = tensor.is_floating_point() and tensor.element_size() < 4
+        values = (tensor.float() if is_short else tensor).numpy()
+    if np.ma.is_masked(values):
+        raise UserError(f"`{name}` has masked values, which numpy would read as numbers; fill them or leave them out.")
     try:
         array = np.asarray(values)
     except ValueError:
@@ -142,18 +149,6 @@ def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
         place = tuple(int(i) for i in np.argwhere(~finite)[0])
         raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace numbers that are not finite.")
     return array
-
-
-def for_numpy(name: str, values: ArrayLike) -> ArrayLike:
-    """Return values that numpy can read, or raise `UserError`; messages call them `name`."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        values = values if values.layout == torch.strided else values.to_dense()
-        # numpy has no bfloat16.
-        return (values.float() if values.is_floating_point() and values.element_size() < 4 else values).numpy()
-    if np.ma.is_masked(values):
-        raise UserError(f"`{name}` has masked values, which numpy would read as numbers; fill them or leave them out.")
-    return values
 
 
 def check_names(name: str, class_names: Sequence[str]) -> None:

@@ -51,11 +51,6 @@ class _BadImageError(Exception):
     """Bytes are no usable image; its text says why."""
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder above it, has a name that begins with a dot."""
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
 def is_image(name: str) -> bool:
     """Whether a path of slashes names an image that is not hidden.
 
@@ -63,7 +58,8 @@ def is_image(name: str) -> bool:
         >>> [is_image(name) for name in ("cat/Tom 1.JPEG", "cat/._1.png", ".trash/1.png", "cat/list.txt")]
         [True, False, False, False]
     """
-    return name.lower().endswith(SUFFIXES) and not is_hidden(name)
+    is_hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+    return name.lower().endswith(SUFFIXES) and not is_hidden
 
 
 def printable(name: str) -> str:
