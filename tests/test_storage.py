@@ -319,40 +319,6 @@ def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refuse)
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-def test_a_whole_file_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    if not links:
-        no_links(monkeypatch)
-    happened = list[str]()
-    monkeypatch.setattr(storage, "flush", lambda path: happened.append(path.name))
-    monkeypatch.setattr(storage, "sync_folder", lambda folder: happened.append(str(names(folder))))
-    storage.append(tmp_path / "file.part", b"content")
-    storage.take_name(tmp_path / "file.part", tmp_path / "file")
-    assert tree(tmp_path) == {"file": b"content"}
-    assert happened == ["file.part", "['file']"], "the content is on the disk before its name is"
-
-
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("kind", ["file", "folder", "dangling link"])
-def test_a_name_that_is_taken_is_not_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, links: bool
-) -> None:
-    if not links:
-        no_links(monkeypatch)
-    match kind:
-        case "file":
-            (tmp_path / "taken").write_bytes(b"mine")
-        case "folder":
-            (tmp_path / "taken").mkdir()
-        case "dangling link":
-            (tmp_path / "taken").symlink_to("nowhere")
-    (tmp_path / "taken.part").write_bytes(b"theirs")
-    before = tree(tmp_path)
-    with pytest.raises(FileExistsError):
-        storage.take_name(tmp_path / "taken.part", tmp_path / "taken")
-    assert tree(tmp_path) == before
-
-
 # -------------------- folders
 
 

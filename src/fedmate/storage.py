@@ -101,24 +101,6 @@ def replace_by_parts(path: Path, parts: Iterable[bytes]) -> None:
     sync_folder(path.parent)
 
 
-def take_name(temporary: Path, path: Path) -> None:
-    """Give a file that has grown to its end the name it is for, unless something has it (`FileExistsError`)."""
-    flush(temporary)
-    try:
-        # A link, unlike a rename, fails where something exists.
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A file system without links: what appears between these two lines is lost, but nothing that was there before.
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        os.rename(temporary, path)
-    else:
-        os.unlink(temporary)
-    sync_folder(path.parent)
-
-
 def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it, if they are missing; `mode` says who may do what in it, less the umask."""
     folder.mkdir(mode, parents=True, exist_ok=True)
