@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,14 @@ def test_the_app_declares_what_is_read() -> None:
     declared = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert declared["config"] == config()
     assert set(declared["components"]) == {"serverapp", "clientapp"}
+
+
+def test_other_runs_import_nothing_of_flower() -> None:
+    script = """
+import sys
+import fedmate.cli, fedmate.experiment.build, fedmate.experiment.prepare, fedmate.experiment.restore
+import fedmate.experiment.run, fedmate.studies, fedmate.report
+print([name for name in sys.modules if name.startswith(("fedmate.flower", "flwr", "ray."))])
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
