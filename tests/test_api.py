@@ -384,11 +384,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "the name alone": (
         {"set": {"dataset.name": "given"}},
-        "`dataset.name` is `given`, arrays that were handed over in",
+        "`dataset.name` is `given`, arrays that were passed in",
     ),
     "the network's name alone": (
         {"data": POOL, "set": {**OWN, "model.name": "given"}},
-        "`model.name` is `given`, a network that was handed over in Python and is in no file; call `fedmate.run(...,",
+        "`model.name` is `given`, a network that was passed in Python and is in no file; call `fedmate.run(...,",
     ),
     "a network for images": (
         {"data": POOL, "set": {"model.name": "digits_cnn"}},
@@ -440,13 +440,13 @@ def test_a_run_goes_on_with_the_same_things(cut: Path, tmp_path: Path) -> None:
     [
         (
             {},
-            "`dataset.name` is `given`, arrays that were handed over in Python and are in no file; call "
-            "`fedmate.run(..., data=...)`, and give them again, with `resume=...`, to go on with a run.",
+            "`dataset.name` is `given`, arrays that were passed in Python and are in no file; call "
+            "`fedmate.run(..., data=...)`, and pass them again, with `resume=...`, to continue a run.",
         ),
         (
             {"data": POOL},
-            "`model.name` is `given`, a network that was handed over in Python and is in no file; call "
-            "`fedmate.run(..., model=...)`, and hand it over again, with `resume=...`, to go on with a run.",
+            "`model.name` is `given`, a network that was passed in Python and is in no file; call "
+            "`fedmate.run(..., model=...)`, and pass it again, with `resume=...`, to continue a run.",
         ),
         ({**MINE, "data": fedmate.Pool(*samples(5, 60))}, "`data` holds other samples than the run began with; give"),
         ({**MINE, "data": SITES}, "`data` holds other samples than the run began with; give the same arrays."),

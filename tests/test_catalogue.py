@@ -109,7 +109,7 @@ def test_methods_of_other_packages_are_asked_too_and_cannot_break_the_list(
     lines = list(catalogue("methods"))
     after = {line.split()[0]: lines[i : i + 2] for i, line in enumerate(lines)}
     assert after["Heads"][1] == "      shares classifier; keeps extractor; 1,290 numbers down, 1,290 up"
-    assert after["Broken"][1] == "      what it shares cannot be told: asked, it raised RuntimeError('no\\nidea')"
+    assert after["Broken"][1] == "      its costs are unknown: it raised RuntimeError('no\\nidea')"
     assert "`function` is <function function" in after["function"][0]
     assert "`Gone` of the entry point `more_methods:Gone` cannot be loaded" in after["Gone"][0]
     assert set(methods) <= set(lines)

@@ -83,5 +83,5 @@ def _costs(cls: type[Method]) -> str:
     try:
         return costs_of(cls).describe()
     except Exception as error:
-        # Another package's fault, whatever it raises: the other methods are listed all the same.
-        return f"what it shares cannot be told: asked, it raised {error!r}"
+        # Another package's fault: the other methods are listed all the same.
+        return f"its costs are unknown: it raised {error!r}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
-class Unreadable(FakeTensorMode):
+class Unreadable(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Makes fake tensors that hold no number at all."""
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:

@@ -28,7 +28,7 @@ def rounds(method: Method) -> Tree:
 
 
 def plus(**options: object) -> Method:
-    return METHODS["fedmate_plus"](setup=make().setup, **options)  # type: ignore[arg-type]
+    return METHODS["fedmate_plus"](setup=make().setup, **options)
 
 
 def test_with_its_additions_off_it_is_fedmate_to_the_last_bit() -> None:

@@ -239,7 +239,7 @@ class Backend(ABC):
     def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
         """Do a round's work on the device without reading anything back."""
         cohort = self.train(server, task)
-        # The server's products are few, and everybody builds on them.
+        # The server's products are few, and every client builds on them.
         with arithmetic("strict", self.key.device):
             proposed = self.method.aggregate(server, cohort.uploads, self.participants(task), cohort.valid)
         finite = all_finite(proposed)
@@ -319,7 +319,7 @@ def one_thread() -> Iterator[None]:
 
 
 def item_of(part: str) -> str:
-    """Return the item of the ledger under which a part of a message is counted."""
+    """Return the item of the communication cost under which a part of a message is counted."""
     return "bookkeeping" if part in BOOKKEEPING else part
 
 

@@ -113,7 +113,7 @@ class Replays:
             try:
                 self._tapes[structure] = self._record(function, inputs)
             except Exception as error:
-                # Whatever an operation raises that cannot be captured: it runs, only slower.
+                # An operation that cannot be captured can raise anything: it runs, only slower.
                 self._record = None
                 reason = (str(error).strip() or repr(error)).splitlines()[0]
                 self._say(f"rounds cannot be captured as CUDA graphs ({reason}): they run operation by operation.")

@@ -78,7 +78,7 @@ def _difference(model: Model, faster: Model, data: ClientData, precision: Precis
     try:
         found = _slopes(faster, data)
     except Exception as error:
-        # Whatever compiling or running a kernel raises for sizes nobody has tried.
+        # Compiling or running a kernel can raise anything for sizes that were never tried.
         return (str(error).strip() or repr(error)).splitlines()[0]
     pairs = zip(found, expected, strict=True)
     distance = max(float((one - other).norm() / other.norm().clamp(min=1e-12)) for one, other in pairs)

@@ -114,7 +114,7 @@ class Sequential(Backend):
         )
 
     def view(self, server: Tree, task: Round) -> Tree:
-        """Evaluate every client after a download made for that alone, which the ledger does not see."""
+        """Evaluate every client after a download made for that alone, which is not counted."""
         # Where clients have the same extractor, one look at the test split serves all.
         memory = current_memory() or FeatureMemory()
 

@@ -20,7 +20,7 @@ COUNTS = ("num_samples", "class_counts")
 
 
 MOST = 2**40
-"""More samples than this nobody has: one client would decide everything, and sums would overflow."""
+"""The most samples a client may claim: more would outweigh all others, and sums would overflow."""
 
 
 class RefusedError(FedmateError):
@@ -63,7 +63,7 @@ def validate_upload(sent: Mapping[str, Tensor], like: Tree) -> Tree:
         if name in upload and bool((upload[name] < 0).any()):
             raise RefusedError(f"`{name}` is negative")
         if name in upload and bool((upload[name] > MOST).any()):
-            raise RefusedError(f"`{name}` is larger than anybody's")
+            raise RefusedError(f"`{name}` is larger than any client's can be")
     if all(name in upload for name in COUNTS) and not bool(_agree(upload)):
         raise RefusedError("`class_counts` do not add up to `num_samples`")
     for path, leaf in flatten(upload).items():

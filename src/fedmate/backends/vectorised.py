@@ -90,7 +90,7 @@ class Vectorised(Backend):
             mapped = cls(method, small, key, precision=precision)
             found = mapped.run_round(start, Round(0, (0, 1), evaluate=True)).server
         except Exception as error:
-            # Whatever a user's module raises under vmap; if it is the module's own fault, the loop raises it too.
+            # A user's module can raise anything under vmap; if it is the module's own fault, the loop raises it too.
             return (str(error).strip() or repr(error)).splitlines()[0]
         # Rounded products differ with the size of a batch, in a deep network as much as mixing would show.
         with arithmetic("strict", key.device):
@@ -159,7 +159,7 @@ class Vectorised(Backend):
             return train_client(self.method, task.number, client, download, data, key, test)
 
         trained = vmap(train, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
-        # Everybody at once is the common case, and needs no copy.
+        # All clients at once is the common case, and needs no copy.
         if len(ids) == len(self.federation.clients):
             self._stack = trained.client
         else:
@@ -177,7 +177,7 @@ class Vectorised(Backend):
         )
 
     def view(self, server: Tree, task: Round) -> Tree:
-        """Evaluate every client after a download made for that alone, which the ledger does not see."""
+        """Evaluate every client after a download made for that alone, which is not counted."""
         ids = torch.arange(len(self.federation.clients), device=self.key.device)
 
         def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Tree:

@@ -80,24 +80,24 @@ def train_classifier(
     """Train the classifier on features: each of the `frozen_batches` a step of D_pr, of D_cl and of it (eq. 3)."""
 
     def step(state: Tree, batch: Batch) -> Tree:
-        classifier, rivals, losses = state["classifier"], state["discriminators"], state["losses"]
+        classifier, opponents, losses = state["classifier"], state["discriminators"], state["losses"]
         if fusion.weight is not None:
             compared = compare(model, classifier["variables"], knowledge)
-            rivals, found = _train_discriminators(rivals, compared, fusion, fold(batch.key, "penalty"))
+            opponents, found = _train_discriminators(opponents, compared, fusion, fold(batch.key, "penalty"))
 
         def loss(variables: Tree) -> tuple[Tensor, Tree]:
             logits = adjusted(model.classify({"classifier": variables}, batch.x), fusion.adjustment)
             plain = cross_entropy(logits, batch.y, batch.counted)
             if fusion.weight is None:
                 return plain, {}
-            own, adversarial = fusion_losses(model, variables, rivals, knowledge, fusion)
+            own, adversarial = fusion_losses(model, variables, opponents, knowledge, fusion)
             return plain + fusion.weight * (own + fusion.kappa * adversarial), {"adversarial": adversarial}
 
         gradients, extra = gradient(loss, classifier["variables"])
         if fusion.weight is not None:
             losses = torch.stack([found["prototype"], found["classifier"], extra["adversarial"]])
         moved = _move(fusion.optimiser, classifier, gradients)
-        return {"classifier": moved, "discriminators": rivals, "losses": losses}
+        return {"classifier": moved, "discriminators": opponents, "losses": losses}
 
     start = {
         "classifier": _at_rest(fusion.optimiser, params["classifier"]),
@@ -105,7 +105,7 @@ def train_classifier(
         "losses": next(leaves(params["classifier"])).new_zeros(3),
     }
     end = loop(step, start, batches)
-    trained = {name: rival["variables"] for name, rival in end["discriminators"].items()}
+    trained = {name: opponent["variables"] for name, opponent in end["discriminators"].items()}
     return FusedClassifier(end["classifier"]["variables"], trained, end["losses"])
 
 
@@ -122,20 +122,20 @@ def compare(model: Model, classifier: Tree, knowledge: Knowledge) -> dict[str, R
 
 
 def fusion_losses(
-    model: Model, classifier: Tree, rivals: Tree, knowledge: Knowledge, fusion: Fusion
+    model: Model, classifier: Tree, opponents: Tree, knowledge: Knowledge, fusion: Fusion
 ) -> tuple[Tensor, Tensor]:
     """Return the two parts of l_ccf: the cross-entropy of the client's own prototypes, and the adversarial loss."""
     compared = compare(model, classifier, knowledge)
     own = compared["prototype"].fake
     adversarial = own.new_zeros(())
     for name, rows in compared.items():
-        losses = adversarial_losses(rivals[name]["variables"], rows, fusion.kinds[name])
+        losses = adversarial_losses(opponents[name]["variables"], rows, fusion.kinds[name])
         adversarial = adversarial + reduce_classes(losses, rows.counted, fusion.reduction)
     return prototype_loss(own, knowledge.present, fusion.reduction), adversarial
 
 
 def _train_discriminators(
-    rivals: Tree, compared: dict[str, Rows], fusion: Fusion, key: Tensor
+    opponents: Tree, compared: dict[str, Rows], fusion: Fusion, key: Tensor
 ) -> tuple[Tree, dict[str, Tensor]]:
     """Take one step with each discriminator; return them and their losses before the step."""
     following, losses = Tree(), dict[str, Tensor]()
@@ -146,10 +146,10 @@ def _train_discriminators(
             value = discriminator_loss(variables, rows, kind, key)
             return value, {"loss": value}
 
-        gradients, extra = gradient(loss, rivals[name]["variables"])
-        moved = _move(fusion.discriminator_optimiser, rivals[name], gradients)
+        gradients, extra = gradient(loss, opponents[name]["variables"])
+        moved = _move(fusion.discriminator_optimiser, opponents[name], gradients)
         # With nothing to compare, weight decay alone must not move it.
-        following[name], losses[name] = where(rows.counted.any(), moved, rivals[name]), extra["loss"]
+        following[name], losses[name] = where(rows.counted.any(), moved, opponents[name]), extra["loss"]
     return following, losses
 
 

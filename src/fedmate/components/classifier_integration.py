@@ -18,9 +18,9 @@ def integrate(classifier: Tree, uploaded: Tree, shares: Tensor) -> Tree:
     """Average each class's row of the classifiers over the clients that hold the class.
 
     Args:
-        classifier: the previous global classifier; leaves `[classes, ...]`. A class nobody holds keeps its row.
+        classifier: the previous global classifier; leaves `[classes, ...]`. A class without a holder keeps its row.
         uploaded: the clients' classifiers, leaves `[clients, classes, ...]`.
-        shares: alpha_ik, `[clients, classes]`, zeros for a class nobody holds.
+        shares: alpha_ik, `[clients, classes]`, zeros for a class without a holder.
     """
     held = shares.sum(0) > 0
 

@@ -28,7 +28,7 @@ class Scrutiny(NamedTuple):
         size, closeness, verdict: alpha, l and beta, `[clients, classes]`; each sums to 1 over the holders of a class.
         divergence: for each view the sum of its Jensen-Shannon divergences to the other two, `[3, classes]`.
         mixing: W_mps, the share of each view, `[3, classes]`.
-        weights: W_final, `[clients, classes]`; sums to 1 over the holders of a class, 0 where nobody holds it.
+        weights: W_final, `[clients, classes]`; sums to 1 over the holders of a class, 0 where it has no holder.
     """
 
     size: Tensor
@@ -111,7 +111,7 @@ def _relative_entropy(p: Tensor, m: Tensor) -> Tensor:
 
 
 def _normalise(values: Tensor, holders: Tensor) -> Tensor:
-    """Divide by the sum over holders; a class nobody holds gets zeros."""
+    """Divide by the sum over holders; a class without a holder gets zeros."""
     kept = torch.where(holders, values, torch.zeros_like(values))
     total = kept.sum(0)
     return kept / torch.where(total > 0, total, torch.ones_like(total))

@@ -32,9 +32,9 @@ def mix_prototypes(
     """Average the clients' prototypes of each class over the valid clients that hold it, weighted by their counts.
 
     Args:
-        previous: the global prototypes so far, `[classes, width]`; a class nobody holds keeps its own.
-        known: which of them somebody has sent, `[classes]`.
-        sent: P_ik, `[clients, classes, width]`; whatever a client sends of a class it does not hold is left out.
+        previous: the global prototypes so far, `[classes, width]`; a class without a holder keeps its own.
+        known: which of them a client has sent, `[classes]`.
+        sent: P_ik, `[clients, classes, width]`; rows of a class that the client does not hold are left out.
         counts: n_ik, `[clients, classes]`.
         valid: which clients count, `[clients]`; the rows of the others may hold anything.
 

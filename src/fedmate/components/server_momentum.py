@@ -41,7 +41,7 @@ class ServerMomentum(Method):
     def mix(self, server: Tree, uploads: Tree, valid: Tensor) -> Tree:
         """Average what was uploaded, as `mix_by_size` does, and carry it on in the direction of earlier moves.
 
-        Parts that did not cross in this round stay where they are, and so does everything if nobody counts.
+        Parts that did not cross in this round stay where they are; all parts do if no client is valid.
         """
         mixed = mix_by_size(server, uploads, valid)
         if not self.server_momentum:

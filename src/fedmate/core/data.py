@@ -56,7 +56,7 @@ class ClientData(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> ClientData:
         """Apply a function to everything but the source: choose samples, or clients of a stack."""
         rows, y, mask = map(function, (self.rows, self.y, self.mask))
-        # Whatever was chosen, it has no more padding than there was.
+        # A choice has no more padding than there was.
         padding = self.rows.shape[-1] - self.filled
         return ClientData(self.source, rows, y, mask, max(0, rows.shape[-1] - padding))
 
@@ -91,7 +91,7 @@ class Federation(NamedTuple):
     Attributes:
         clients: by client id, unpadded.
         test: the test split, the same for every client.
-        num_classes: how many classes there are, whether or not somebody holds them.
+        num_classes: how many classes there are, whether or not a client holds them.
         held_out_clients: clients that stay out of training and are met afterwards.
         at_sites: whether samples lie with sites of their own; those here then have their shape, and mean nothing.
     """
@@ -138,7 +138,7 @@ def pad(data: ClientData, length: int) -> ClientData:
 
 
 PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0, filled=None)  # type: ignore[arg-type]
-"""What of a stack of clients has a client axis, as `torch.func.vmap` wants to be told: all tensors but the source's."""
+"""What of a stack of clients has a client axis, as `torch.func.vmap` expects it: all tensors but the source's."""
 
 
 def stack_clients(clients: Sequence[ClientData]) -> ClientData:

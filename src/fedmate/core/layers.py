@@ -194,6 +194,6 @@ def _swap_batch_norm(module: nn.modules.batchnorm._BatchNorm, buffers: BufferPol
     if tensors:
         twin = twin.to(tensors[0].device, tensors[0].dtype)
     twin.load_state_dict({k: v for k, v in module.state_dict().items() if k in twin.state_dict()})
-    # Only needed for `momentum=None`; left in place it would cross the wire as a number nobody reads.
+    # Only needed for `momentum=None`; left in place it would cross the wire as a number that nothing reads.
     twin.num_batches_tracked = None
     return twin

@@ -94,7 +94,7 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: nobody differentiates through a step."""
+        """Keep nothing: no gradient goes through a step."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], optimiser: SGD, *tensors: Tensor) -> tuple[Tensors, Any]:

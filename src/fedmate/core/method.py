@@ -27,7 +27,7 @@ MODEL_PARTS = ("extractor", "classifier", "buffers")
 """The parts of a model's parameters."""
 
 BOOKKEEPING = frozenset({"num_samples", "class_counts", "known", "round"})
-"""Parts of a message that the ledger lists as bookkeeping; every other part is an item of its own."""
+"""Parts of a message that are counted as bookkeeping; every other part is an item of its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -259,7 +259,7 @@ class Model:
             with torch.random.fork_rng(), torch.no_grad():
                 answer = self.to_module(params)(x)
         except Exception as error:
-            # Whatever a user's own `forward` can raise.
+            # A user's own `forward` can raise anything.
             raise UserError(
                 f"`model` cannot read samples of shape {tuple(x.shape[1:])}: {_first_line(error)}; give a network that "
                 f"reads {[len(x), *x.shape[1:]]} for {len(x)} samples, or samples of the shape it reads."

@@ -62,7 +62,7 @@ def option(
     """Declare a dataclass field that a user may set.
 
     Args:
-        default: its value if nobody sets it.
+        default: its value unless a user sets it.
         help: what it is, in a few words.
         limits: the numbers that it may take.
         is_path: it is kept as an absolute path, to be found from anywhere.

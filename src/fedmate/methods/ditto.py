@@ -4,7 +4,7 @@ Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Pe
 
 Deviations:
 - both models are trained for the round's epochs, on the same batches; the authors take a few steps on them in turn (two
-  on Fashion-MNIST, which is the setting of the preset `authors`: one epoch is the least that can be said here);
+  on Fashion-MNIST, which is the setting of the preset `authors`: one epoch is the least here);
 - the average is weighted by size; the authors' code takes the plain one of clients drawn by size;
 - lambda is the same for all clients; the authors can also let each choose its own on validation samples;
 - momentum and weight decay as in the shared protocol, for both models;

@@ -1,4 +1,4 @@
-"""FedBABU: clients train the extractor below a classifier that nobody trains, and tune a copy of both before use.
+"""FedBABU: clients train the extractor below a classifier that is never trained, and tune a copy of both before use.
 
 Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
 The view `global`, the averaged extractor with the classifier of the beginning, is the paper's initial accuracy; `pre`,

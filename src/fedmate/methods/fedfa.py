@@ -7,7 +7,7 @@ Deviations, from the authors' code: an epoch's mean feature of a class is over t
 that code divides by the number of all batches, which draws the anchors of rare classes to 0 (`divide_by`); the learning
 rate does not shrink from round to round; momentum and weight decay as in the shared protocol; clients draw different
 random numbers. As there, features are those of the training pass, before the step that they lead to; a client without
-a class returns the anchor it received, and counts with its size in the average of anchors. The headline is the model
+a class returns the anchor it received, and counts with its size in their average. The primary view is the model
 after local training, which the figures published for personal use evidently are; the authors evaluate the global one.
 """
 

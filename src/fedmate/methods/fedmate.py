@@ -9,7 +9,7 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 - the sums of eq. 3 are means (`fusion_reduction`), or lambda_c would vanish beside the cross-entropy of all samples;
 - the centre loss is the mean squared error of each sample's feature to its class's prototype, not of a sum of features;
 - beta is a softmax over clients of the class's logit (`beta`), for logits may be negative; cosines are clipped at 0;
-- eq. 7 lacks its sum: rows are averaged over the clients that hold the class; a class nobody holds keeps its row;
+- eq. 7 lacks its sum: rows are averaged over the clients that hold the class; a class without a holder keeps its row;
 - eq. 8 is one full-batch step over the classes that have a prototype (`integration_steps`, `reduction`);
 - one classifier epoch, then the extractor's epochs, as the text says (`alternate` follows Algorithm 2 literally);
 - round 0, without prototypes, trains the extractor with cross-entropy alone instead of not at all;
@@ -120,9 +120,9 @@ class FedMate(Calibrated, ServerMomentum):
     # ---- the server, Algorithm 1 ----
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the model and, once somebody has sent them, prototypes."""
+        """The server holds the model and, once clients have sent them, prototypes."""
         classes, weight = self.setup.num_classes, params["classifier"]["weight"]
-        nobody = weight.new_zeros(num_clients, classes)
+        no_weights = weight.new_zeros(num_clients, classes)
         return {
             **params,
             **self.at_rest(params),
@@ -130,10 +130,10 @@ class FedMate(Calibrated, ServerMomentum):
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
             "round": torch.zeros((), dtype=torch.int64, device=weight.device),
             "diagnostics": {
-                "size": nobody,
-                "closeness": nobody,
-                "verdict": nobody,
-                "weights": nobody,
+                "size": no_weights,
+                "closeness": no_weights,
+                "verdict": no_weights,
+                "weights": no_weights,
                 "divergence": weight.new_zeros(3, classes),
                 "mixing": weight.new_zeros(3, classes),
                 "prototypes": weight.new_zeros(classes, weight.shape[1]),
@@ -194,7 +194,7 @@ class FedMate(Calibrated, ServerMomentum):
         }
 
     def _targets(self, server: Tree, sent: Targets, combined: Targets) -> Targets:
-        """Return what the classifier is tuned to; a class that nobody has sent keeps its voice of an earlier round."""
+        """Return what the classifier is tuned to; an unsent class keeps its earlier voice."""
         if self.integration_on == "global":
             return combined
         silent = (~sent.known & server["known"]).to(sent.weights.dtype)

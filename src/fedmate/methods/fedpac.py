@@ -8,7 +8,7 @@ Deviations, from the authors' code:
 - the quadratic program is solved to rounding by our own method instead of a package; V is at least 1e-7 of the mean
   diagonal of diag(V) + D, where that code leaves out eigenvalues below 0.01 once one of them is negative;
 - weights below the threshold are dropped unless all of them are (as among a thousand clients alike), when all stay;
-- classes without a prototype are masked; a class nobody holds is an error in that code;
+- classes without a prototype are masked; a class without a holder is an error in that code;
 - alignment begins when the server has a prototype, not in the second round: the same unless all clients of the first
   one diverge. From then on a class without a global prototype is drawn to the client's own, until then none is;
 - clients that take part receive the broadcast; the others keep the combination of their last round;
@@ -143,7 +143,7 @@ class FedPAC(Calibrated, ServerMomentum):
         """Return cross-entropy plus the distance to the prototypes, the client's own where there is no global one."""
         known = download["known"]
         centres = torch.where(known[:, None], download["prototypes"], received.prototypes)
-        # Before anybody has sent a prototype there is nothing to agree on.
+        # Without a prototype there is nothing to agree on.
         centred = (known | (received.counts > 0)) & known.any()
         return centred_loss(self.setup.model, Centres(centres, centred, self.alignment_weight), adjustment)
 
@@ -160,14 +160,14 @@ class FedPAC(Calibrated, ServerMomentum):
             kept = torch.where(counted, rows, everyone.index_select(0, client_ids))
             return everyone.index_copy(0, client_ids, kept)
 
-        nobody = torch.zeros_like(server["diagnostics"]["weights"])
-        columns = nobody.index_select(0, client_ids).index_copy(1, client_ids, weights.to(nobody.dtype))
+        no_weights = torch.zeros_like(server["diagnostics"]["weights"])
+        columns = no_weights.index_select(0, client_ids).index_copy(1, client_ids, weights.to(no_weights.dtype))
         return {
             **self.mix(server, {**uploads, "num_samples": counts.sum(1)}, valid),
             "classifiers": tree_map(by_client, server["classifiers"], combined),
             "prototypes": prototypes,
             "known": known,
-            "diagnostics": {"weights": nobody.index_copy(0, client_ids, columns)},
+            "diagnostics": {"weights": no_weights.index_copy(0, client_ids, columns)},
         }
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:

@@ -5,7 +5,7 @@ AAAI 2022.
 
 Deviations: the distance to a prototype is squared and averaged over the samples of a batch and the width, as in the
 authors' code; a client's prototypes are computed anew after training, in evaluation mode, where that code collects
-features while the model still changes in the last epoch; a class nobody of the round holds keeps its prototype; short
+features while the model still changes in the last epoch; a class that no participant holds keeps its prototype; short
 batches are not dropped. The view `nearest_prototype` chooses among all known classes, not the client's own alone; it is
 written as a linear classifier, so a network whose classifier has no bias does not get it. Buffers stay with the client
 like the rest of its model, whatever is declared.
@@ -56,7 +56,7 @@ class FedProto(Method):
         return model
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds prototypes, once somebody has sent them."""
+        """The server holds prototypes, once clients have sent them."""
         weight = params["classifier"]["weight"]
         classes = self.setup.num_classes
         return {

@@ -8,7 +8,7 @@ Deviations:
 - averages are weighted by size (n_i), as in the shared protocol; the paper's are not. The variates have the weights of
   the models: the corrections c - c_i then average to zero where models are averaged, and leave the common direction
   alone. So the server remembers sizes, and c is sum n_i c_i over N times the mean size of those it has met: the
-  paper's mean if all are of one size, and the weighted one when it has met everybody. (To move c by the share |S|/N of
+  paper's mean if all are of one size, and the weighted one once it met all clients. (To move c by the share |S|/N of
   a weighted mean would let it drift away from the c_i for good, if clients differ in size and not all take part.)
 - `training.momentum` is not used: way / (K eta) is a mean gradient for plain steps only. With a `momentum` of its own
   the way is divided by how far K steps along one gradient would lead instead;
@@ -155,7 +155,7 @@ def _all_samples(sizes: Tensor) -> Tensor:
 
 
 def _corrected_loss(plain: Objective, correction: Tree) -> Objective:
-    """Return an objective plus <w, c - c_i>, whose gradient has c - c_i added; the loss itself nobody reads."""
+    """Return an objective plus <w, c - c_i>, whose gradient has c - c_i added; nothing reads the loss itself."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         loss, buffers = plain(params, batch)

@@ -21,6 +21,6 @@ class CustomModel(Architecture):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> NoReturn:
         """Say that a file cannot hold it."""
         raise UserError(
-            "`model.name` is `given`, a network that was handed over in Python and is in no file; call "
-            "`fedmate.run(..., model=...)`, and hand it over again, with `resume=...`, to go on with a run."
+            "`model.name` is `given`, a network that was passed in Python and is in no file; call "
+            "`fedmate.run(..., model=...)`, and pass it again, with `resume=...`, to continue a run."
         )
