@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedmate.experiment import tuned
-from fedmate.report.figures import Picture
-from fedmate.report.sheets import Sheet, to_markdown
+from fedmate.report.plots import Picture
+from fedmate.report.tables import Sheet, to_markdown
 from fedmate.studies.output import folder_name
 from fedmate.studies.plots import curves, tradeoffs
 from fedmate.studies.records import Records, RunSummary

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedmate.experiment.config import flat
-from fedmate.report.figures import Circles, Dots, Lines, Panel, Picture, Series
-from fedmate.report.plots import MOST, Holdings
+from fedmate.report.plots import MOST, Dots, Lines, Panel, PartitionPlot, Picture, Series
 from fedmate.studies.plots import line, panels, title_of, to_draw
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Results, over_seeds
@@ -78,8 +77,8 @@ def holdings(results: Results) -> list[Picture]:
         if max(counts.shape) <= MOST:
             clients = [str(client) for client in range(len(counts))]
             title = f"{setting.name}, seed {run.config['seed']}"
-            shown = Holdings(counts, clients, class_names(results, setting), title, [])
-            found.append(Circles(file_name("holdings", setting), title_of(results, setting.name), shown))
+            name, classes = file_name("holdings", setting), class_names(results, setting)
+            found.append(PartitionPlot(name, title, counts, clients, classes))
     return found
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedmate.experiment.record import Record
-from fedmate.report.figures import Cloud, Clouds, Picture
-from fedmate.report.sheets import Sheet
+from fedmate.report.plots import Cloud, Clouds, Picture
+from fedmate.report.tables import Sheet
 from fedmate.studies.plots import title_of
 from fedmate.studies.records import Records
 from fedmate.studies.statistics import Results

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedmate.core import MODEL_PARTS
 from fedmate.experiment.run import sample_participants
-from fedmate.report.sheets import Sheet
+from fedmate.report.tables import Sheet
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
 from fedmate.studies.study import TESTS, StudyMethod, StudySetting

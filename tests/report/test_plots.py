@@ -1,237 +1,420 @@
-"""Pictures: a circle for each client and class, the same bytes for the same numbers."""
+"""Plots: the numbers are drawn, everything can be read, and the same numbers give the same bytes."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import math
+import re
 import subprocess
 import sys
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from fedmate.errors import UserError
-from fedmate.report.plots import FORMATS, MOST, Holdings, check_picture, draw_holdings
+from fedmate.report.plots import (
+    COLOURS,
+    FORMATS,
+    MOST,
+    Cloud,
+    Clouds,
+    Dots,
+    Lines,
+    Panel,
+    PartitionPlot,
+    Picture,
+    Series,
+    Spot,
+    Tradeoff,
+    check_picture,
+    look,
+)
 
-SVG = "{http://www.w3.org/2000/svg}"
-COUNTS = np.array([[9, 0, 1], [0, 4, 9]], dtype=np.int64)
+SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+LABELS = ("round", "accuracy (%)")
 
 
-def holdings(counts: list[list[int]] | None = None, title: str = "toys, iid", classes: str = "abc") -> Holdings:
-    """Two clients and three classes, unless other numbers are given."""
-    array = COUNTS if counts is None else np.array(counts, dtype=np.int64)
-    return Holdings(array, [str(i) for i in range(array.shape[0])], list(classes)[: array.shape[1]], title)
-
-
-def many(clients: int, classes: int) -> Holdings:
-    counts = np.random.default_rng(0).integers(0, 500, (clients, classes))
-    return Holdings(counts, [str(i) for i in range(clients)], [f"kind of thing {k}" for k in range(classes)], "many")
-
-
-def drawing(drawn: Holdings) -> ElementTree.Element:
-    return ElementTree.fromstring(draw_holdings(drawn, ".svg"))
+def drawing(picture: Picture) -> ElementTree.Element:
+    return ElementTree.fromstring(picture.draw(".svg"))
 
 
 def texts(root: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 
-def circles(root: ElementTree.Element) -> list[tuple[float, float, float]]:
-    """Return place and diameter of all circles; those of a size are copies of one outline."""
-    radii: dict[str, float] = {}
-    for path in root.iter(f"{SVG}path"):
-        if "id" in path.attrib:
-            # An outline begins at its lowest point: `M 0 radius`.
-            radii[f"#{path.attrib['id']}"] = float(path.attrib["d"].split()[2])
-    return [
-        (float(use.attrib["x"]), float(use.attrib["y"]), 2 * radii[use.attrib["{http://www.w3.org/1999/xlink}href"]])
-        for use in root.iter(f"{SVG}use")
-        if use.attrib["{http://www.w3.org/1999/xlink}href"] in radii
-    ]
+def panels_of(root: ElementTree.Element) -> list[ElementTree.Element]:
+    return [group for group in root.iter(f"{SVG}g") if group.attrib.get("id", "").startswith("axes_")]
 
 
-# -------------------- what is drawn
+def lines_of(panel: ElementTree.Element, number: int) -> list[str]:
+    """Return the styles of the lines that have the colour of a look."""
+    styles = [path.attrib.get("style", "") for path in panel.iter(f"{SVG}path") if "clip-path" in path.attrib]
+    return [s for s in styles if f"stroke: {COLOURS[number % 8].lower()}" in s and "stroke-width: 1.3" in s]
 
 
-def test_areas_are_numbers_of_samples() -> None:
-    found = circles(drawing(holdings()))
-    # Four for what is held, three that explain sizes.
-    assert len(found) == 7
-    diameters = sorted(diameter for _, _, diameter in found)
-    largest = diameters[-1]
-    areas = [9 * (diameter / largest) ** 2 for diameter in diameters]
-    assert areas == pytest.approx([1, 1, 4, 4, 9, 9, 9], rel=0.03)
+def points_of(panel: ElementTree.Element, number: int) -> list[tuple[float, float]]:
+    """Return the places of the points that have the colour of a look."""
+    uses = [use for use in panel.iter(f"{SVG}use") if f"stroke: {COLOURS[number % 8].lower()}" in use.attrib["style"]]
+    return [(float(use.attrib["x"]), float(use.attrib["y"])) for use in uses]
 
 
-def test_clients_go_to_the_right_and_classes_upwards() -> None:
-    found = circles(drawing(holdings([[4, 0, 0], [0, 4, 0]])))[:2]
-    (x0, y0, _), (x1, y1, _) = sorted(found)
-    assert x1 - x0 == pytest.approx(0.28 * 72, abs=0.01)
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        across = min(self.right, other.right) - max(self.left, other.left)
+        return across > 0 and min(self.bottom, other.bottom) - max(self.top, other.top) > 0
+
+
+def written(root: ElementTree.Element) -> Iterator[tuple[str, Box]]:
+    """Yield horizontal text with the box that it fills, letters being at least half as wide as high."""
+    for element in root.iter(f"{SVG}text"):
+        text, style = element.text or "", element.attrib["style"]
+        if "rotate(-90" in element.attrib["transform"]:
+            continue
+        size = float(re.findall(r"font-size: ([\d.]+)px", style)[0])
+        # What has several lines is moved there.
+        moved = re.match(r"translate\(([\d.]+) ([\d.]+)\)", element.attrib["transform"])
+        x, y = map(float, moved.groups() if moved else (element.attrib["x"], element.attrib["y"]))
+        width = 0.5 * size * len(text)
+        side = style.rpartition("text-anchor: ")[2].partition(";")[0]
+        left = x - width * {"middle": 0.5, "end": 1.0}.get(side, 0.0)
+        yield text, Box(left, y - 0.7 * size, left + width, y)
+
+
+def frames(root: ElementTree.Element) -> list[Box]:
+    """Return the boxes of panels: the first path of each is its background."""
+    found = []
+    for panel in panels_of(root):
+        outline = next(panel.iter(f"{SVG}path")).attrib["d"]
+        corners = np.array([float(n) for n in re.findall(r"-?\d+\.?\d*", outline)]).reshape(-1, 2)
+        found.append(Box(*corners.min(0).tolist(), *corners.max(0).tolist()))
+    return found
+
+
+def series(number: int, points: int = 3, **more: Any) -> Series:
+    y = [10.0 * number + math.sqrt(i) for i in range(points)]
+    return Series(f"row {number}", number, range(1, points + 1), y)._replace(**more)
+
+
+def lines(panels: int = 1, rows: int = 2, points: int = 3, title: str = "a title") -> Lines:
+    parts = [Panel(f"panel {i}", [series(j, points) for j in range(rows)]) for i in range(panels)]
+    return Lines("lines", title, parts, LABELS)
+
+
+# -------------------- panels, and what is around them
+
+
+@pytest.mark.parametrize("panels", [1, 4, 8])
+def test_nothing_lies_on_anything_else(panels: int) -> None:
+    title = "A table with a long title; accuracy by round (--quick: cut short; digits stands in for cinic10)"
+    root = drawing(lines(panels, rows=16, points=100, title=title))
+    boxes, found = frames(root), list(written(root))
+    width, height = (float(n) for n in root.attrib["viewBox"].split()[2:])
+    assert len(boxes) == panels
+    for one, other in itertools.combinations([*boxes, *(box for _, box in found)], 2):
+        assert not one.meets(other)
+    for box in (*boxes, *(box for _, box in found)):
+        assert min(box.left, box.top) >= 0
+        assert box.right <= width
+        assert box.bottom <= height
+    assert title in " ".join(texts(root)), "in as many lines as it needs"
+    names = {text: box for text, box in found if text.startswith("row")}
+    assert [*names] == [f"row {i}" for i in range(16)], "one entry for each in all panels"
+    assert min(box.top for box in names.values()) > max(box.bottom for box in boxes), "outside of panels"
+    assert width <= 8 * 72, "not wider than a page"
+
+
+def test_axes_say_what_they_show_below_the_lowest_and_beside_the_first() -> None:
+    found = texts(drawing(lines(panels=8)))
+    assert found.count("round") == 3
+    assert found.count("accuracy (%)") == 3
+    assert [text for text in found if text.startswith("panel")] == [f"panel {i}" for i in range(8)]
+
+
+def test_looks_are_different() -> None:
+    looks = [{key: look(number)[key] for key in ("color", "marker", "markerfacecolor")} for number in range(64)]
+    assert len({tuple(one.values()) for one in looks}) == 64
+    assert len({(look(number)["color"], look(number)["linestyle"]) for number in range(16)}) == 16
+
+
+# -------------------- lines
+
+
+def test_a_line_goes_through_its_points() -> None:
+    (panel,) = panels_of(drawing(Lines("x", "t", [Panel("p", [Series("a", 0, [1, 2, 4], [0, 2, 1])])], LABELS)))
+    (x0, y0), (x1, y1), (x2, y2) = points_of(panel, 0)
+    assert (x2 - x0) / (x1 - x0) == pytest.approx(3, abs=1e-3)
     # In SVG larger numbers are lower.
-    assert y0 - y1 == pytest.approx(0.28 * 72, abs=0.01)
+    assert (y0 - y2) / (y0 - y1) == pytest.approx(0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (20, 10), (20, 100), (100, 5)])
-def test_circles_do_not_overlap(shape: tuple[int, int]) -> None:
-    counts = np.full(shape, 7)
-    clients, classes = [str(i) for i in range(shape[0])], [str(k) for k in range(shape[1])]
-    found = circles(drawing(Holdings(counts, clients, classes, "full")))
-    # One of them explains the size.
-    places = sorted((x, y) for x, y, _ in found)[: shape[0] * shape[1]]
-    columns, rows = sorted({x for x, _ in places}), sorted({y for _, y in places})
-    assert (len(columns), len(rows)) == shape
-    diameter = found[0][2]
-    assert all(b - a >= diameter for row in (columns, rows) for a, b in pairwise(row))
-    assert diameter >= 0.09 * 72 * 0.9
+def test_long_lines_have_a_few_markers_each_at_places_of_its_own() -> None:
+    (panel,) = panels_of(drawing(lines(rows=2, points=200)))
+    first, second = ({x for x, _ in points_of(panel, number)} for number in (0, 1))
+    assert 8 <= len(first) <= 10
+    assert not first & second
 
 
-def test_a_single_sample_among_many_is_seen() -> None:
-    diameters = [diameter for _, _, diameter in circles(drawing(holdings([[100_000, 1, 0]])))]
-    assert min(diameters) >= 1
-    assert max(diameters) > 15
+def test_a_band_shows_the_spread_where_there_is_one() -> None:
+    bare = Panel("p", [series(0), series(1)])
+    banded = Panel("p", [series(0, spread=[0.5, 0.5, math.nan]), series(1)])
+    counts = [
+        drawing(Lines("x", "t", [panel], LABELS)).findall(f".//{SVG}g[@id='FillBetweenPolyCollection_1']")
+        for panel in (bare, banded)
+    ]
+    assert [len(found) for found in counts] == [0, 1]
 
 
-def test_axes_title_and_names_are_there() -> None:
-    found = texts(drawing(holdings(title="cifar10, share (share = 20)")))
-    assert {"client", "class", "cifar10, share (share = 20)", "0", "1", "a", "b", "c", "samples"} <= {*found}
+def test_a_line_may_look_otherwise_and_the_legend_say_why() -> None:
+    parts = [Panel("p", [series(0, line="-"), series(0, line="--")])]
+    root = drawing(Lines("x", "t", parts, LABELS, keys=[("before", "-"), ("after", "--")]))
+    assert ["dasharray" in style for style in lines_of(panels_of(root)[0], 0)] == [False, True]
+    found = texts(root)
+    assert found[-3:] == ["row 0", "before", "after"]
 
 
-def test_sizes_are_explained() -> None:
-    found = texts(drawing(holdings()))
-    assert [word for word in found if word in ("9", "4", "1")] == ["1", "9", "4", "1"], "a client, then sizes"
-    found = texts(drawing(many(4, 5)))
-    largest = int(many(4, 5).counts.max())
-    assert {str(largest), str(math.ceil(largest / 4)), str(math.ceil(largest / 16))} <= {*found}
+def test_the_best_is_marked_with_its_number() -> None:
+    parts = [Panel("p", [Series("a", 0, range(3), [1, 3.14159, math.nan]), Series("b", 1, range(3), [9, 8, 7])])]
+    root = drawing(Lines("x", "t", parts, LABELS, ticks=("0.1", "1", "10"), mark_best=True))
+    found = texts(root)
+    assert {"3.14", "9.00", "best", "0.1", "1", "10"} <= {*found}
+    plain = texts(drawing(Lines("x", "t", parts, LABELS, ticks=("0.1", "1", "10"))))
+    assert not {"3.14", "best"} & {*plain}
+    (panel,) = panels_of(root)
+    (x0, _), (x1, y1), (x2, y2) = points_of(panel, 0)
+    assert (x2, y2) == (x1, y1), "a ring around the second"
+    assert x1 > x0
 
 
-def test_all_names_of_a_hundred_classes_are_written_and_apart() -> None:
-    root = drawing(many(20, 100))
-    assert {f"kind of thing {k}" for k in range(100)} <= {*texts(root)}
-    names = [element for element in root.iter(f"{SVG}text") if (element.text or "").startswith("kind")]
-    places = sorted(float(name.attrib["y"]) for name in names)
-    sizes = {float(name.attrib["style"].split("font-size: ")[1].split("px")[0]) for name in names}
-    assert min(np.diff(places)) > max(sizes) >= 6
+@pytest.mark.parametrize(
+    ("lowest", "numbers"),
+    [
+        (0.02, {"0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"}),
+        (1.9, {"1.90", "1.92", "1.94", "1.96", "1.98", "2.00"}),
+        (0.0, {"0.00", "0.50", "1.00", "1.50", "2.00"}),
+    ],
+)
+def test_losses_grow_by_factors_where_they_differ_much(lowest: float, numbers: set[str]) -> None:
+    parts = [Panel("p", [Series("a", 0, [1, 2, 3], [2.0, lowest, 2.0])])]
+    found = texts(drawing(Lines("x", "t", parts, LABELS, logarithmic=True)))
+    assert numbers <= {*found}
 
 
-def test_long_names_of_clients_stand_upright() -> None:
-    def turned(name: str) -> bool:
-        root = drawing(Holdings(COUNTS, ["0", name], list("abc"), "toys"))
-        (found,) = [element for element in root.iter(f"{SVG}text") if element.text == name]
-        return "rotate(-90" in found.attrib["transform"]
+# -------------------- dots and clouds
 
-    assert turned("newcomer 0")
-    assert not turned("19")
+
+def test_a_dot_for_each_class_and_row() -> None:
+    parts = [
+        Panel("p", [Series("a", 0, (), [10, 20, 40]), Series("b", 1, (), [15, math.nan, 20], [1, math.nan, 2])]),
+        Panel("q", [Series("a", 0, (), [1, 2, 3])]),
+    ]
+    root = drawing(Dots("x", "t", parts, ["cat", "dog", "cow"], "accuracy (%)"))
+    one, other = panels_of(root)
+    dots = points_of(one, 0)
+    assert [len(points_of(panel, 0)) for panel in (one, other)] == [3, 3]
+    assert len(points_of(one, 1)) == 2
+    (x0, y0), (x1, y1), (x2, y2) = dots
+    assert (x2 - x0) / (x1 - x0) == pytest.approx(3, abs=1e-3)
+    assert y1 - y0 == pytest.approx(y2 - y1)
+    assert y1 > y0, "the first class is on top"
+    assert points_of(one, 1)[0][1] > y0, "the second row is below the first"
+    names = {text: box for text, box in written(root) if text in ("cat", "dog", "cow")}
+    assert names["cat"].bottom < names["dog"].bottom < names["cow"].bottom
+    assert texts(root).count("accuracy (%)") == 2
+
+
+def test_a_point_for_each_place_in_the_look_of_its_class() -> None:
+    parts = [Cloud("FedMate", [(0, 0), (1, 1), (2, 0)], [2, 0, 2]), Cloud("none", [], [])]
+    root = drawing(Clouds("x", "t", parts, ["cat", "dog", "cow"]))
+    full, empty = panels_of(root)
+    assert [len(points_of(full, number)) for number in (0, 1, 2)] == [1, 0, 2]
+    assert points_of(empty, 0) == []
+    found = texts(root)
+    assert {"FedMate", "none", "cat", "cow", "too few to be drawn"} <= {*found}
+    assert "dog" not in found, "it has no point"
+    assert found.count("too few to be drawn") == 1
 
 
 # -------------------- odd names
 
 
-ODD = {
-    "$x$ & <b>": "$x$ & <b>",
-    "$\\frac{": "$\\frac{",
-    "two\nlines\x00": "two?lines?",
-    "_hidden": "_hidden",
-    "猫 кошка": "猫 кошка",
-    "\udce4": "?",
-    "x" * 25: "x" * 23 + "…",
-    "": "",
-}
-"""Names, and what is shown of them."""
-
-
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_names_are_shown_as_they_are_as_far_as_can_be(suffix: str) -> None:
-    counts = np.ones((len(ODD), len(ODD)), dtype=np.int64)
-    picture = draw_holdings(Holdings(counts, [*ODD], [*ODD], "".join(ODD)), suffix)
-    if suffix == ".svg":
-        found = texts(ElementTree.fromstring(picture))
-        assert [shown for shown in ODD.values() if shown and found.count(shown) != 2] == []
-        assert "".join("?" if not c.isprintable() else c for c in "".join(ODD)) in found
+def test_names_are_shown_as_they_are(suffix: str) -> None:
+    odd = ["$x$ & <b>", "$\\frac{", "_hidden", "猫", "\x00"]
+    parts = [Panel(odd[0], [Series(name, i, [0], [1.0]) for i, name in enumerate(odd)])]
+    for picture, titles in (
+        (Lines("x", odd[0], parts, (odd[1], odd[0]), ticks=odd), [4, 2, 1, 1, 1]),
+        (Dots("x", odd[1], parts, odd[:1], odd[1]), [2, 2, 0, 0, 0]),
+        (Clouds("x", odd[1], [Cloud(odd[0], [(0, 0)] * 5, range(5))], odd), [1, 1, 0, 0, 0]),
+    ):
+        data = picture.draw(suffix)
+        if suffix == ".svg":
+            found = texts(ElementTree.fromstring(data))
+            # The legend has each of them once more.
+            assert [found.count(name) - 1 for name in [*odd[:4], "?"]] == titles
+
+
+# -------------------- two numbers
+
+
+def spot(number: int, x: float, y: float, *, error: float | None = None, on_front: bool = False) -> Spot:
+    return Spot(f"row {number}", number, x, y, None if error is None else (error, 2 * error), on_front)
+
+
+def tradeoff(*spots: Spot) -> ElementTree.Element:
+    return drawing(Tradeoff("x", "a title", "a setting", spots, ("balanced (%)", "own (%)"), "bars"))
+
+
+def corners_of(root: ElementTree.Element, colour: str) -> list[list[list[float]]]:
+    """Return the corners of the lines of a colour inside the first panel."""
+    drawn = [one for one in panels_of(root)[0].iter(f"{SVG}path") if "clip-path" in one.attrib]
+    drawn = [one for one in drawn if f"stroke: {colour.lower()}" in one.attrib["style"]]
+    return [np.array(re.findall(r"-?\d+\.?\d*", one.attrib["d"]), dtype=float).reshape(-1, 2).tolist() for one in drawn]
+
+
+def test_points_are_where_the_numbers_are_with_bars_as_long_as_errors() -> None:
+    root = tradeoff(spot(0, 10, 80, error=5.0, on_front=True), spot(1, 50, 40, on_front=True), spot(2, 30, 40))
+    (panel,) = panels_of(root)
+    ((x0, y0),), ((x1, y1),), ((x2, y2),) = (points_of(panel, number) for number in range(3))
+    assert (x2 - x0) / (x1 - x0) == pytest.approx(0.5, abs=1e-3)
+    assert y1 == y2
+    assert y0 < y1, "in SVG larger numbers are further up"
+    (left, right), (low, high) = corners_of(root, COLOURS[0])
+    unit, rise = (x1 - x0) / 40, (y1 - y0) / 40
+    assert [left[0], right[0], left[1]] == pytest.approx([x0 - 5 * unit, x0 + 5 * unit, y0], abs=1e-3)
+    assert [low[1], high[1], low[0]] == pytest.approx([y0 + 10 * rise, y0 - 10 * rise, x0], abs=1e-3)
+    assert corners_of(root, COLOURS[1]) == [], "its errors are unknown"
+    assert {"bars", "1 row 0", "1", "2", "3", "Pareto front"} <= {*texts(root)}
+
+
+def test_the_front_goes_in_stairs_from_edge_to_edge() -> None:
+    root = tradeoff(spot(0, 10, 80, on_front=True), spot(1, 50, 40, on_front=True), spot(2, 30, 40))
+    (panel,), (frame,) = panels_of(root), frames(root)
+    (first,), (second,) = (points_of(panel, number) for number in (0, 1))
+    (front,) = corners_of(root, "#999999")
+    stairs = ([frame.left, first[1]], first, [first[0], second[1]], second, [second[0], frame.bottom])
+    drawn = [corner for corner, before in zip(front, [None, *front], strict=False) if corner != before]
+    assert drawn == [pytest.approx(corner, abs=1e-3) for corner in stairs]
+    assert "bars" not in texts(root)
+
+
+def test_a_crowded_corner_is_drawn_once_more_and_equal_points_share_a_label() -> None:
+    crowd = [spot(i, 60 + i, 70 - i / 2, on_front=i == 6) for i in range(7)]
+    root = tradeoff(*crowd, spot(7, 20, 30), spot(8, 20, 30))
+    whole, closer = panels_of(root)
+    assert "the framed corner, closer" in texts(root)
+    labels = [[text.text for text in panel.iter(f"{SVG}text")] for panel in (whole, closer)]
+    assert "8, 9" in labels[0]
+    assert {str(i) for i in range(1, 8)} <= {*labels[1]}
+    assert len(panels_of(tradeoff(*crowd))) == 1, "all of them are in the corner"
+
+
+# -------------------- partitions
+
+
+COUNTS = np.array([[9, 0, 1], [0, 4, 9]], dtype=np.int64)
+
+
+def partition(counts: NDArray[np.int64] = COUNTS, title: str = "toys, iid", name: str = "{}") -> PartitionPlot:
+    clients, classes = counts.shape
+    return PartitionPlot("x", title, counts, [str(i) for i in range(clients)], [name.format(k) for k in range(classes)])
+
+
+def circles(root: ElementTree.Element) -> list[tuple[float, float, float]]:
+    """Return place and diameter of all circles, from their outlines."""
+    found = {f"#{one.attrib['id']}": one.attrib["d"] for one in root.iter(f"{SVG}path") if "id" in one.attrib}
+    sizes = {key: float(np.ptp([float(n) for n in re.findall(r"-?\d+\.?\d*", d)])) for key, d in found.items()}
+    uses = [use for use in root.iter(f"{SVG}use") if "#2a6f97" in use.attrib["style"] and use.attrib[LINK] in sizes]
+    return [(float(use.attrib["x"]), float(use.attrib["y"]), sizes[use.attrib[LINK]]) for use in uses]
+
+
+def test_areas_are_numbers_of_samples_whose_sizes_are_explained() -> None:
+    root = drawing(partition())
+    diameters = sorted(diameter for _, _, diameter in circles(root))
+    # Four for clients, three in the legend.
+    assert [9 * (diameter / diameters[-1]) ** 2 for diameter in diameters] == pytest.approx(
+        [1, 1, 4, 4, 9, 9, 9], rel=0.03
+    )
+    assert {"client", "class", "toys, iid", "samples", "9", "4"} <= {*texts(root)}
+    many = circles(drawing(partition(np.array([[100_000, 1, 0]]))))
+    assert min(diameter for _, _, diameter in many) >= 1, "a single sample is seen"
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (20, 10), (20, 100), (100, 5)])
+def test_circles_do_not_overlap(shape: tuple[int, int]) -> None:
+    root = drawing(partition(np.full(shape, 7)))
+    places = sorted((x, y) for x, y, _ in circles(root))[: shape[0] * shape[1]]
+    columns, rows = sorted({x for x, _ in places}), sorted({y for _, y in places})
+    assert (len(columns), len(rows)) == shape
+    diameter = circles(root)[0][2]
+    assert all(b - a >= diameter for row in (columns, rows) for a, b in itertools.pairwise(row))
+    assert diameter >= 0.09 * 72 * 0.9
+
+
+def test_all_names_of_a_hundred_classes_are_apart() -> None:
+    root = drawing(partition(np.ones((20, 100), dtype=np.int64), name="kind {}"))
+    names = [box for text, box in written(root) if text.startswith("kind")]
+    assert len(names) == 100
+    assert not any(one.meets(other) for one, other in itertools.pairwise(names))
 
 
 # -------------------- forms
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG\r\n"), (".pdf", b"%PDF-")])
-def test_the_same_numbers_give_the_same_bytes(suffix: str, start: bytes) -> None:
-    first, again = (draw_holdings(holdings(), suffix) for _ in range(2))
+@pytest.mark.parametrize("picture", [lines(), partition()], ids=["lines", "partition"])
+def test_the_same_numbers_give_the_same_bytes(picture: Picture, suffix: str, start: bytes) -> None:
+    first, again = (picture.draw(suffix) for _ in range(2))
     assert first == again
     assert first.startswith(start)
-    assert first != draw_holdings(holdings([[9, 0, 1], [0, 5, 9]]), suffix)
-    # Within a second even a date would be the same.
     assert [word for word in (b"Date", b"dc:date", b"Matplotlib", b"Software") if word in first] == []
-
-
-def test_another_process_gives_the_same_bytes_and_loads_matplotlib_only_to_draw_without_windows() -> None:
-    script = (
-        "import sys, numpy as np; from fedmate.report.plots import *; before = 'matplotlib' in sys.modules; "
-        "counts = np.array([[9, 0, 1], [0, 4, 9]]); "
-        "sys.stdout.buffer.write(draw_holdings(Holdings(counts, ['0', '1'], list('abc'), 'toys, iid'), '.svg')); "
-        "sys.exit(before or 'matplotlib.pyplot' in sys.modules or 'tkinter' in sys.modules)"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert answer.stdout == draw_holdings(holdings(), ".svg")
 
 
 def test_a_users_own_style_does_not_show() -> None:
     import matplotlib
 
-    plain = draw_holdings(holdings(), ".svg")
+    expected = lines().draw(".svg")
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30.0, "svg.hashsalt": "mine"}):
-        assert draw_holdings(holdings(), ".svg") == plain
+        assert lines().draw(".svg") == expected
         assert matplotlib.rcParams["font.size"] == 30.0
 
 
-def test_a_png_is_a_picture_with_blue_circles() -> None:
-    image = Image.open(io.BytesIO(draw_holdings(holdings(), ".png"))).convert("RGB")
-    pixels = np.asarray(image).reshape(-1, 3)
-    blue = (pixels == (0x2A, 0x6F, 0x97)).all(1).sum()
-    # Three circles of the largest size and smaller ones, of all that is white and black.
-    assert 0.02 < blue / len(pixels) < 0.3
+def test_another_process_gives_the_same_bytes_and_loads_matplotlib_only_to_draw() -> None:
+    script = (
+        "import sys; from fedmate.report.plots import *; before = 'matplotlib' in sys.modules; "
+        "picture = Lines('x', 't', [Panel('p', [Series('a', 0, [1, 2], [3, 4])])], ('round', 'loss')); "
+        "sys.stdout.buffer.write(picture.draw('.svg')); "
+        "sys.exit(before or 'matplotlib.pyplot' in sys.modules or 'tkinter' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    expected = Lines("x", "t", [Panel("p", [Series("a", 0, [1, 2], [3, 4])])], ("round", "loss"))
+    assert answer.stdout == expected.draw(".svg")
 
 
-def test_files_stay_small() -> None:
-    assert len(draw_holdings(many(20, 10), ".svg")) < 100_000
-    counts = (np.random.default_rng(0).random((20, 100)) < 0.1) * 250
-    sparse = many(20, 100)._replace(counts=counts)
-    assert len(draw_holdings(sparse, ".svg")) < 80_000
+def test_a_png_has_these_colours() -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(lines(panels=2).draw(".png"))).convert("RGB")).reshape(-1, 3)
+    for number in (0, 1):
+        wanted = [int(COLOURS[number][i : i + 2], 16) for i in (1, 3, 5)]
+        assert (pixels == wanted).all(1).sum() > 100
 
 
-# -------------------- what is refused
-
-
-@pytest.mark.parametrize("name", ["picture.jpg", "picture", "picture.SVG", ".svg"])
-def test_other_suffixes(name: str) -> None:
-    with pytest.raises(UserError) as caught:
-        check_picture(Path(name))
-    suffix = Path(name).suffix
-    assert str(caught.value) == f"`{name}` ends in `{suffix}`; name the picture `.svg`, `.png` or `.pdf`."
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_these_do(suffix: str) -> None:
-    check_picture(Path(f"folder/picture{suffix}"))
-
-
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_get_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"`lines.jpg` ends in `.jpg`; name the plot"):
+        lines().draw(".jpg")
+    with pytest.raises(UserError, match=f"use at most {MOST} of each"):
+        partition(np.ones((MOST + 1, 2), dtype=np.int64)).draw(".svg")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"install it with `pip install 'fedmate\[plots\]'`"):
         check_picture(Path("p.svg"))
-    assert str(caught.value) == (
-        "`p.svg` cannot be drawn without matplotlib; install it with `pip install 'fedmate[plots]'`."
-    )
-
-
-@pytest.mark.parametrize("shape", [(MOST + 1, 2), (2, MOST + 1)])
-def test_too_many_to_tell_apart(shape: tuple[int, int]) -> None:
-    with pytest.raises(UserError) as caught:
-        draw_holdings(many(*shape), ".svg")
-    assert str(caught.value) == (
-        f"`--plot` would draw {shape[0]} clients and {shape[1]} classes, too many to tell apart; use at most {MOST} of "
-        "each."
-    )

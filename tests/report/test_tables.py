@@ -1,13 +1,27 @@
-"""One table from several summaries."""
+"""Tables of runs on a terminal, and tables for documents whatever their cells hold."""
 
 from __future__ import annotations
 
 import io
+import re
+from itertools import pairwise
 from typing import Any
 
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from rich.console import Console, RenderableType
 
-from fedmate.report.tables import adapted, comparison, newcomers, samples_by_class
+from fedmate.report.tables import (
+    Sheet,
+    adapted,
+    comparison,
+    plain,
+    samples_by_class,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
 
 
 def figures(balanced: float | None, own: float | None) -> dict[str, Any]:
@@ -61,33 +75,10 @@ def test_what_a_method_does_not_have_is_a_dash_and_the_headline_is_marked() -> N
     assert cells(rendered([FEDAVG, LOCAL]), "local") == ["40.50", "*42.50", "-", "41.50", "-", "-", "0.0", "0.0", "1.0"]
 
 
-def test_columns_are_named_in_that_order() -> None:
-    lines = rendered([FEDAVG])
-    (names,) = [line.split() for line in lines if line.split()[:1] == ["method"]]
-    assert names == ["method", "pre", "post", "global", "pre", "post", "global", "up", "down", "s"]
-    above = lines[[line.split()[:1] for line in lines].index(["method"]) - 1]
-    assert above.split() == ["balanced", "own", "MB", "MB", "time"]
-
-
-def test_rows_keep_the_order_of_the_runs() -> None:
-    for runs in ([FEDAVG, LOCAL], [LOCAL, FEDAVG]):
-        starts = [line.split()[0] for line in rendered(runs) if line.split()]
-        assert [name for name in starts if name in ("fedavg", "local")] == [run["method"] for run in runs]
-
-
-def test_the_title_says_what_was_compared() -> None:
-    assert rendered([FEDAVG])[0].strip() == "digits, 20 clients, 50 rounds, seed 7"
-
-
 def test_the_table_fits_into_a_terminal() -> None:
     lines = rendered([FEDAVG, LOCAL], width=80)
     assert max(len(line) for line in lines) <= 80
     assert cells(lines, "fedavg") == cells(rendered([FEDAVG, LOCAL]), "fedavg")
-
-
-def test_views_that_only_some_methods_have_do_not_disturb() -> None:
-    extra = {**FEDAVG, "accuracy": {**FEDAVG["accuracy"], "classifier_tuned": figures(99.0, 99.0)}}
-    assert rendered([extra]) == rendered([FEDAVG])
 
 
 def printed(table: RenderableType, width: int = 140) -> list[list[str]]:
@@ -110,25 +101,184 @@ def test_a_newcomer_has_a_row_for_each_model_and_the_words_are_explained() -> No
     assert [row[0] for row in rows[5:]] == ["before:", "after:", "global:", "balanced:", "own:"]
 
 
-def test_a_model_that_is_not_there_is_not_explained() -> None:
-    rows = printed(adapted({view: ADAPTED[view] for view in ("before", "after")}), width=80)
-    assert [row[0] for row in rows[2:]] == ["before", "after", "before:", "after:", "balanced:", "own:"]
-
-
-def test_the_caption_about_newcomers_is_short() -> None:
-    met = {"clients": 2, "accuracy": {"before": figures(10.0, 20.0), "after": figures(30.0, 40.0)}}
-    table = newcomers([summary("local", "pre", {}, newcomers=met)])
-    assert table is not None
-    rows = printed(table, width=80)
-    (place,) = [i for i, row in enumerate(rows) if row == ["local", "10.00", "30.00", "20.00", "40.00"]]
-    assert " ".join(word for row in rows[place + 1 :] for word in row) == (
-        "accuracy in percent before and after one local update"
-    )
-    assert len(rows[place + 1 :]) <= 2
-
-
 def test_samples_are_counted_by_class_whatever_it_is_called() -> None:
     rows = printed(samples_by_class({"train": {"[red]cat": 3, ":dog:": 0}, "test": {"[red]cat": 1, ":dog:": 20}}))
     assert ["[red]cat", "3", "1"] in rows
     assert [":dog:", "0", "20"] in rows
     assert rows[-1] == ["all", "3", "21"]
+
+
+# -------------------- documents
+
+HOSTILE = (
+    *("a|b", "50 % & more_or {less} #1 $x$", "~^\\ [red]x[/red]", "*star* [opt]", "a\\|b", 'x,"y"', "\\", "**"),
+    *("line\nbreak", "two\r\nbreaks\ttab", "ret\rurn", "--quick <b>&lt;</b> 2*CFT \x1b[31m", "`unpaired", "_x_", ""),
+)
+SIMPLE = Sheet(
+    "simple",
+    "A table",
+    ["method", "view", "paper", "ours", "ours"],
+    [["FedAvg", "`pre`", "49.39", "50.12 ± 0.30", "7"], ["2*CFT", "`post`", "", "diverged", "-1.50"]],
+    ["the first note", "the second"],
+    frozenset({(0, 3)}),
+    ["", "", "CIFAR-10, s = 10", "CIFAR-10, s = 10", "own"],
+)
+
+
+def hostile() -> Sheet:
+    """Return a sheet with every hostile text in a cell at the beginning, in the middle and at the end of a row."""
+    rows = [[HOSTILE[i - j] for j in range(3)] for i in range(len(HOSTILE))]
+    return Sheet("hostile", HOSTILE[1], HOSTILE[:3], rows, HOSTILE[:5], frozenset({(0, 0), (2, 1)}), ["", "g|_", "g|_"])
+
+
+# -------------------- Markdown
+
+
+def said(tokens: list[Token]) -> str:
+    """Return what a reader of inline Markdown sees; code is between backticks."""
+    marks = {"text": "{}", "text_special": "{}", "code_inline": "`{}`"}
+    return "".join(marks[token.type].format(token.content) for token in tokens if token.type in marks)
+
+
+def read_markdown(text: str) -> list[list[str]]:
+    """Return the cells of the one table, head first."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    assert [token.type for token in tokens].count("table_open") == 1
+    rows: list[list[str]] = []
+    for before, token in pairwise(tokens):
+        rows += [[]] if before.type == "tr_open" else []
+        if before.type in ("th_open", "td_open"):
+            rows[-1].append(said(token.children or []))
+    return rows
+
+
+def test_markdown_of_a_table() -> None:
+    assert to_markdown(SIMPLE) == (
+        "### A table\n"
+        "\n"
+        "| method | view | CIFAR-10, s = 10: paper | CIFAR-10, s = 10: ours | own: ours |\n"
+        "| --- | --- | ---: | ---: | ---: |\n"
+        "| FedAvg | `pre` | 49.39 | **50.12 ± 0.30** | 7 |\n"
+        "| 2\\*CFT | `post` |  | diverged | -1.50 |\n"
+        "\n"
+        "- the first note\n"
+        "- the second\n"
+    )
+
+
+def test_markdown_keeps_hostile_cells_whole() -> None:
+    sheet = hostile()
+    assert read_markdown(to_markdown(sheet)) == [
+        [plain(name) for name in sheet.names()],
+        *([plain(cell) for cell in row] for row in sheet.rows),
+    ]
+
+
+def test_titles_and_notes_in_markdown_say_what_they_say() -> None:
+    sheet = Sheet("n", "a_b_c [x](y) <b>", ["a"], [], ["*no* `co|de_`", "# no title\n\n- nothing"])
+    tokens = MarkdownIt("commonmark").enable("table").parse(to_markdown(sheet))
+    found = [said(token.children or []) for token in tokens if token.type == "inline"]
+    assert found == ["a_b_c [x](y) <b>", "a", "*no* `co|de_`", "# no title - nothing"]
+
+
+# -------------------- LaTeX
+
+
+def test_latex_of_a_table() -> None:
+    assert to_latex(SIMPLE) == (
+        "% \\usepackage{booktabs,graphicx}\n"
+        "\\begin{table}\n"
+        "\\centering\n"
+        "\\caption{A table}\n"
+        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
+        "\\begin{tabular}{llrrr}\n"
+        "\\toprule\n"
+        "\\multicolumn{1}{c}{} & \\multicolumn{1}{c}{} & \\multicolumn{2}{c}{CIFAR-10, s = 10} & "
+        "\\multicolumn{1}{c}{own} \\\\\n"
+        "\\cmidrule(lr){3-4} \\cmidrule(lr){5-5}\n"
+        "method & view & paper & ours & ours \\\\\n"
+        "\\midrule\n"
+        "FedAvg & \\texttt{pre} & 49.39 & \\textbf{50.12 $\\pm$ 0.30} & 7 \\\\\n"
+        "2{*}CFT & \\texttt{post} &  & diverged & $-$1.50 \\\\\n"
+        "\\bottomrule\n"
+        "\\end{tabular}}\n"
+        "\\par\\smallskip{\\footnotesize\\raggedright\n"
+        "the first note\\par\n"
+        "the second\\par}\n"
+        "\\end{table}\n"
+    )
+
+
+def test_latex_escapes_what_it_would_take_for_something_else() -> None:
+    assert to_latex(Sheet("n", "_%&#${}~^\\<>|[*]`λ", ["a"], [])).splitlines()[3] == (
+        r"\caption{\_\%\&\#\$\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}\textless{}\textgreater{}"
+        r"\textbar{}{[}{*}{]}\`{}$\lambda$}"
+    )
+    assert r"\caption{-{}-{}-x -1 \texttt{-{}-y\_}}" in to_latex(Sheet("n", "---x -1 `--y_`", ["a"], []))
+
+
+def test_hostile_latex_has_no_character_with_a_meaning() -> None:
+    lines = to_latex(hostile()).splitlines()
+    rows = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert len(rows) == len(HOSTILE)
+    for line in rows:
+        assert line.endswith(r" \\")
+        cells = re.split(r"(?<!\\) & ", line.removesuffix(r" \\"))
+        assert len(cells) == 3
+        for cell in cells:
+            left = re.sub(r"\\text(backslash|asciitilde|asciicircum|less|greater|bar)\{\}|\\`\{\}", "", cell)
+            left = re.sub(r"\\text(bf|tt)\{", "{", re.sub(r"\\[_%&#${}]", "", left))
+            assert not re.search(r"[\\_%&#$~^<>|`]", left)
+            assert not re.match(r"[\[*]", left)
+            assert left.count("{") == left.count("}")
+
+
+# -------------------- CSV
+
+
+def test_csv_of_a_table_has_head_and_rows_without_marks() -> None:
+    assert to_csv(SIMPLE) == (
+        'method,view,"CIFAR-10, s = 10: paper","CIFAR-10, s = 10: ours",own: ours\n'
+        "FedAvg,pre,49.39,50.12 ± 0.30,7\n"
+        "2*CFT,post,,diverged,-1.50\n"
+    )
+
+
+# -------------------- terminals
+
+
+def printed_sheet(sheet: Sheet, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width).print(to_rich(sheet), highlight=False)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_wide_terminal_has_one_table_between_title_and_notes() -> None:
+    assert printed_sheet(SIMPLE, 80) == [
+        "A table",
+        "",
+        "                 CIFAR-10,",
+        "                    s = 10                  own",
+        " method  view        paper          ours   ours",
+        " ──────────────────────────────────────────────",
+        " FedAvg  `pre`       49.39  50.12 ± 0.30      7",
+        " 2*CFT   `post`                 diverged  -1.50",
+        "",
+        "the first note",
+        "the second",
+    ]
+
+
+def test_a_narrow_terminal_has_several_tables_whose_groups_stay_together() -> None:
+    lines = printed_sheet(SIMPLE, 40)
+    rows = [line.split() for line in lines if line.startswith(" FedAvg")]
+    assert rows == [["FedAvg", "`pre`"], ["FedAvg", "49.39", "50.12", "±", "0.30", "7"]]
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_table_without_rows_is_a_head() -> None:
+    sheet = Sheet("n", "t", ["a", "b"], [])
+    assert to_csv(sheet) == "a,b\n"
+    assert read_markdown(to_markdown(sheet)) == [["a", "b"]]
+    assert "a" in printed_sheet(sheet, 80)[2]
+    assert "\\midrule\n\\bottomrule" in to_latex(sheet)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedmate.experiment.config import Section
-    from fedmate.report.plots import Holdings
+    from fedmate.report.plots import PartitionPlot
 
 MOST_CLASSES, MOST_CLIENTS = 12, 40
 """Larger partitions are summed up instead of printed as a table."""
@@ -36,7 +36,7 @@ def partition(
     from fedmate.experiment.partitioning import split_samples
     from fedmate.experiment.prepare import Request, compose
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.report.plots import Holdings, check_picture, draw_holdings
+    from fedmate.report.plots import PartitionPlot, check_picture
     from fedmate.storage import check_new, write_for_user
 
     if plot is not None:
@@ -47,9 +47,9 @@ def partition(
     (chosen,) = compose(Request(base, (), dataset, read_settings(set_, skip_bad), inputs))
     split = split_samples(chosen, inputs)
     title = f"{chosen.dataset.name}, {_describe(chosen.partition)}, seed {chosen.general.seed}"
-    holdings = Holdings(split.class_counts(), split.names(), split.arrays.class_names, title)
+    holdings = PartitionPlot("partition", title, split.class_counts(), split.names(), split.arrays.class_names)
     if plot is not None:
-        write_for_user(plot, draw_holdings(holdings, plot.suffix))
+        write_for_user(plot, holdings.draw(plot.suffix))
     console = make_console()
     for note in split.arrays.notes:
         console.out(f"Note: {one_line(note)}", highlight=False)
@@ -80,7 +80,7 @@ def _describe(section: Section) -> str:
     return f"{section.name} ({words})" if words else section.name
 
 
-def _table(holdings: Holdings) -> Table:
+def _table(holdings: PartitionPlot) -> Table:
     """Return a row for each client and a column for each class, with sums."""
     from rich import box
     from rich.table import Table
@@ -97,7 +97,7 @@ def _table(holdings: Holdings) -> Table:
     return table
 
 
-def _summary(holdings: Holdings) -> list[str]:
+def _summary(holdings: PartitionPlot) -> list[str]:
     """Return a summary of many clients or classes."""
     import numpy as np
 

@@ -152,7 +152,7 @@ def _search(console: Console, search: Search, store: Records, given: UserInputs)
 
 def _save(console: Console, search: Search, done: list[Trial], folder: Path) -> None:
     """Print the trials and save what was found."""
-    from fedmate.report.sheets import to_rich
+    from fedmate.report.tables import to_rich
     from fedmate.tune.outcome import save, sheet_of
 
     is_saved = save(search, done, folder)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from fedmate import storage
 from fedmate.report.plots import FORMATS
-from fedmate.report.sheets import to_csv, to_latex, to_markdown, to_rich
+from fedmate.report.tables import to_csv, to_latex, to_markdown, to_rich
 from fedmate.studies.plots import plots
 from fedmate.studies.statistics import Results
 from fedmate.studies.tables import tables, to_frame

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedmate.report.figures import Lines, Panel, Picture, Series
-from fedmate.report.tradeoffs import Plane, Spot, Tradeoff
+from fedmate.report.plots import Lines, Panel, Picture, Series, Spot, Tradeoff
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
 from fedmate.studies.study import StudyMethod, StudySetting
@@ -55,7 +54,7 @@ def _tradeoff(group: Group, setting: StudySetting) -> Picture | None:
         errors = None if across is None or upward is None else (across, upward)
         number, label = _look(results, one.method)
         place = (round(one.balanced.mean, 2), round(one.own.mean, 2))
-        spot = Spot(one.method.name, label, number, *place, errors, one.is_on_front)
+        spot = Spot(label, number, *place, errors, one.is_on_front)
         spots.append(spot._replace(beneath=names in seen))
         seen.add(names)
     several = sorted({one.own.seeds for one in found if one.own.seeds > 1})
@@ -66,9 +65,9 @@ def _tradeoff(group: Group, setting: StudySetting) -> Picture | None:
         else Tradeoff(
             file_name(f"tradeoff{group.suffix}", setting),
             title_of(alone, f"balanced and own accuracy{group.which}"),
-            Plane(panel_title(setting), spots),
+            panel_title(setting),
+            spots,
             ("accuracy (%), balanced test", "accuracy (%), own test"),
-            "Pareto front",
             f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
         )
     )

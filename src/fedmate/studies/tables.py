@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import pandas
 
-from fedmate.report.sheets import Sheet
-from fedmate.report.tables import VIEWS
+from fedmate.report.tables import VIEWS, Sheet
 from fedmate.studies.statistics import Figure, Group, Results, pareto_front
 from fedmate.studies.study import TESTS, StudyMethod, StudySetting
 

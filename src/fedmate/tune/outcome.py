@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedmate import storage
 from fedmate.methods import METHODS
-from fedmate.report.sheets import Sheet, to_csv
+from fedmate.report.tables import Sheet, to_csv
 from fedmate.studies.records import Records, RunSummary, command_of
 from fedmate.tune.search import TRIALS, Search, Trial, ranked
 

@@ -11,7 +11,7 @@ from rich.status import Status
 
 from fedmate.experiment.build import Built
 from fedmate.experiment.run import Observer
-from fedmate.report.sheets import plain
+from fedmate.report.tables import plain
 from fedmate.studies.run import Watcher
 from fedmate.tune.outcome import number, short
 from fedmate.tune.search import Search, Trial
