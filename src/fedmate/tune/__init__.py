@@ -1,1 +1,0 @@
-"""Looking for the settings of a method on validation samples, with the same budget for every method."""

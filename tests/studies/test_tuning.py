@@ -1,0 +1,281 @@
+"""A search: the experiment's own settings first, equal budgets, no test split, and nothing run twice."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from fedmate.core.options import options_of
+from fedmate.errors import DivergedError, UserError
+from fedmate.experiment.config import load_file, parse_set
+from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.run import Observer
+from fedmate.experiment.user_inputs import UserInputs
+from fedmate.methods import METHODS
+from fedmate.progress import Silence
+from fedmate.studies import tuning
+from fedmate.studies.records import Records, RunSummary
+from fedmate.studies.run import Watcher, Work
+from fedmate.studies.study import StudyRun
+from fedmate.studies.tuning import RANGES, TRIALS, Search, Trial, command, ranked, run_trials, save, space_of, spread
+
+SETTINGS = (
+    *("rounds=1", "validation_per_class=5", "backend=sequential", "training.epochs=2"),
+    *("partition.clients=3", "partition.examples=20", "model.name=mlp", "model.width=16", "model.depth=1"),
+)
+
+
+def write_data(folder: Path, test_labels: int = 0) -> Path:
+    """Write digits as a data set `mnist`; `test_labels` moves the labels of its test split, and nothing else."""
+    images, labels = load_digits(return_X_y=True)
+    x = np.pad(np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))), ((0, 0), (2, 2), (2, 2)))
+    x, y = (x * 15).astype(np.uint8)[:700], labels.astype(np.int64)[:700]
+    folder.mkdir(exist_ok=True)
+    np.savez(
+        folder / "mnist.npz", train_x=x[:500], train_y=y[:500], test_x=x[500:], test_y=(y[500:] + test_labels) % 10
+    )
+    return folder
+
+
+def request_of(method: str, folder: Path, *settings: str) -> Request:
+    return Request(None, [method], "mnist", parse_set([*SETTINGS, *settings]), UserInputs(folder=folder))
+
+
+class Listener(Watcher):
+    """Remembers the runs that were started; stops the search at one of them."""
+
+    def __init__(self, stop_at: str = "") -> None:
+        self.runs, self._stop_at = list[str](), stop_at
+
+    def started(self, run: str) -> Observer:
+        if run == self._stop_at:
+            raise KeyboardInterrupt
+        self.runs.append(run)
+        return Silence()
+
+    def ended(self, run: str, seconds: float) -> None:
+        pass
+
+    def failed(self, run: str, reason: str) -> None:
+        pass
+
+    def warned(self, sentence: str) -> None:
+        pass
+
+
+def searched(search: Search, data: Path, folder: Path) -> tuple[list[Trial], list[str]]:
+    """Return the trials of a search, and the runs that were started for it."""
+    listener = Listener()
+    trials = list(run_trials(search, Records(folder, "s"), UserInputs(folder=data), listener))
+    return trials, listener.runs
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+Done = tuple[Search, list[Trial], Records]
+
+
+@pytest.fixture(scope="module")
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A search to look at."""
+    folder, search = tmp_path_factory.mktemp("records"), Search.of(request_of("fedrep", data), 3, (10.0, 70.0))
+    trials, runs = searched(search, data, folder)
+    assert runs == [f"s = {share}/trial {number}" for number, share in itertools.product(range(3), (10, 70))]
+    return search, trials, Records(folder, "s")
+
+
+def found(records: Records, name: str) -> RunSummary:
+    one = records.find(name)
+    assert one is not None
+    return one
+
+
+# -------------------- trials
+
+
+def test_the_first_trial_has_the_experiments_own_settings(done: Done) -> None:
+    search, trials, records = done
+    assert trials[0].settings == {"training.learning_rate": 0.01, "method.classifier_learning_rate": 0.1}
+    config = found(records, trials[0].runs[0]).config
+    assert config["method"] == {"name": "fedrep", **search.experiment.method.options}
+    assert config["training"]["learning_rate"] == search.experiment.training.learning_rate
+
+
+def test_other_trials_have_settings_of_two_digits_inside_the_ranges(done: Done) -> None:
+    search, trials, records = done
+    assert len({tuple(trial.settings.values()) for trial in trials}) == 3
+    for trial in trials[1:]:
+        for one in search.space:
+            value = trial.settings[one.key]
+            assert value is not None
+            assert one.low <= value <= one.high
+            assert value == float(f"{value:.2g}")
+        config = found(records, trial.runs[1]).config
+        assert config["training"]["learning_rate"] == trial.settings["training.learning_rate"]
+        assert (config["partition"]["share"], config["seed"]) == (70, 100)
+        assert (config["evaluate_on"], config["eval_every"]) == ("validation", config["rounds"])
+
+
+def test_a_score_is_the_mean_over_runs_of_the_primary_view_on_the_balanced_test(done: Done) -> None:
+    _, trials, records = done
+    for trial in trials:
+        figures = [found(records, name).summary["accuracy"]["pre"]["balanced"]["mean"] for name in trial.runs]
+        assert trial.score == pytest.approx(sum(figures) / 2)
+    assert len({trial.score for trial in trials}) > 1
+
+
+def test_proposals_follow_the_scores(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run: the larger the learning rate, the better the score."""
+
+    def accuracies(work: Work, view: str, watcher: Watcher) -> list[float]:
+        return [1000 * run.experiment.training.learning_rate for run in work.runs]
+
+    monkeypatch.setattr(tuning, "_accuracies", accuracies)
+    trials, _ = searched(Search.of(request_of("fedavg", data), 20, (10.0,)), data, tmp_path)
+    tried = [trial.settings["training.learning_rate"] or 0.0 for trial in trials]
+    assert np.median(tried[10:]) > 2 * np.median(tried[:10])
+    assert tried[:5] == [0.01, 0.0045, 0.022, 0.003, 0.015], "as on record in `tuned.toml`'s searches"
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_an_unknown_view_is_refused(method: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^`--view` got `nope`, which the method does not have; use one of pre, post"):
+        searched(Search.of(request_of(method, data), 1, (10.0,), view="nope"), data, tmp_path)
+
+
+def test_another_test_split_changes_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, request = write_data(tmp_path / "other", test_labels=1), request_of("fedavg", data, "evaluate_on=test")
+    search = Search.of(request, 1, (10.0,))
+    one, two = (searched(search, folder, tmp_path / folder.name)[0] for folder in (data, other))
+    assert one[0].accuracies == two[0].accuracies
+    runs = Search.runs
+
+    def on_test(self: Search, number: int, settings: dict[str, float | None]) -> list[StudyRun]:
+        return [
+            StudyRun(run.method, run.setting, run.seed, run.experiment.with_general(evaluate_on="test"))
+            for run in runs(self, number, settings)
+        ]
+
+    # If the test split were used, this test would notice.
+    monkeypatch.setattr(Search, "runs", on_test)
+    one, two = (searched(search, folder, tmp_path / f"test-{folder.name}")[0] for folder in (data, other))
+    assert one[0].accuracies != two[0].accuracies
+
+
+def test_a_search_that_was_stopped_continues_and_more_trials_extend_it(done: Done, data: Path, tmp_path: Path) -> None:
+    search, whole, _ = done
+    with pytest.raises(KeyboardInterrupt):
+        list(run_trials(search, Records(tmp_path, "s"), UserInputs(folder=data), Listener("s = 70/trial 1")))
+    trials, runs = searched(search, data, tmp_path)
+    assert runs == ["s = 70/trial 1", "s = 10/trial 2", "s = 70/trial 2"]
+    assert trials == whole
+    trials, runs = searched(Search.of(request_of("fedrep", data), 4, (10.0, 70.0)), data, tmp_path)
+    assert runs == ["s = 10/trial 3", "s = 70/trial 3"]
+    assert trials[:3] == whole
+
+
+def test_the_best_is_first_and_a_trial_that_diverged_is_last() -> None:
+    figures: Sequence[Sequence[float | None]] = ([50.0], [None], [70.0], [70.0], [0.0])
+    trials = [Trial(number, {}, [], accuracies) for number, accuracies in enumerate(figures)]
+    assert [trial.number for trial in ranked(trials)] == [2, 3, 0, 4, 1]
+    assert Trial(0, {}, [], [80.0, None]).score is None
+    with pytest.raises(DivergedError, match="every trial diverged"):
+        ranked(trials[1:2])
+
+
+# -------------------- runs and settings
+
+
+def test_seeds_and_shares_of_runs(data: Path) -> None:
+    def runs(*settings: str, **asked: int | Sequence[float]) -> list[tuple[str, object]]:
+        search = Search.of(request_of("fedavg", data, *settings), **asked)  # type: ignore[arg-type]
+        assert search.trials == TRIALS == 12
+        return [(one.name, one.values.get("partition")) for one in search.settings]
+
+    assert runs() == [("s = 10", {"share": 10}), ("s = 70", {"share": 70})]
+    assert [name for name, _ in runs("seed=7", seeds=2)] == [
+        f"s = {share}, seed {seed}" for seed in (107, 108) for share in (10, 70)
+    ]
+    assert runs("partition.share=30") == [("s = 30", {"share": 30})]
+    assert [name for name, _ in runs("partition.share=30", shares=[20.0, 40.0, 20.0])] == ["s = 20", "s = 40"]
+    assert runs("partition.name=iid") == [("seed 100", None)]
+    with pytest.raises(UserError, match=r"`--shares` needs the partition `share`, but `partition.name` is `iid`"):
+        runs("partition.name=iid", shares=[10.0])
+    with pytest.raises(UserError, match="`digits` has no test split of its own"):
+        Search.of(request_of("fedavg", data)._replace(dataset="digits"))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.names()))
+def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(method: str) -> None:
+    space, fedavg = (space_of(compose(Request(None, [one], "cifar10"))[0]) for one in (method, "fedavg"))
+    keys = RANGES.get(method, {})
+    assert [one.key for one in space] == ["training.learning_rate", *(f"method.{key}" for key in keys)]
+    for key, ends in keys.items():
+        limits = options_of(METHODS[method])[key].metadata["limits"]
+        assert all(limits.allow(end) for end in ends)
+    for one in space:
+        assert one.low < one.start < one.high
+        where = [math.log(spread(space, n)[one.key] / one.low) / math.log(one.high / one.low) for n in range(4)]
+        assert 0 <= min(where) < 0.4 < 0.6 < max(where) <= 1
+    for number in range(4):
+        assert spread(space, number).items() >= spread(fedavg, number).items()
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "expected"),
+    [
+        ("fedavg", "training.learning_rate=1", (1, 0.2, 5, 1)),
+        ("fedrep", "method.classifier_learning_rate=0.9", (0.9, 0.003, 0.9, 0.9)),
+        ("fedrep", "method.classifier_learning_rate=1e-4", (1e-4, 1e-4, 0.3, 1e-4)),
+        ("fedbabu", "seed=0", (None, 0.001, 0.1, 0.02)),
+        ("moon", "method.contrastive_weight=0", (0.02, 0.004, 0.1, 0.02)),
+    ],
+)
+def test_ranges_hold_the_experiments_own_value(method: str, setting: str, expected: tuple[float, ...]) -> None:
+    space = space_of(compose(Request(None, [method], "cifar10", parse_set([setting])))[0])
+    assert space[-1][1:] == expected
+
+
+# -------------------- results
+
+
+def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, data: Path, tmp_path: Path) -> None:
+    search, trials, records = done
+    best = ranked(trials)[0]
+    preset = save(search, trials, records, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
+    assert [int(row["trial"]) for row in rows] == [trial.number for trial in ranked(trials)]
+    assert [row["score"] for row in rows] == [f"{trial.score:.2f}" for trial in ranked(trials)]
+    assert float(rows[0]["training.learning_rate"]) == best.settings["training.learning_rate"]
+    (again,) = compose(Request(load_file(tmp_path / "best.toml")))
+    assert again == search.with_settings(best.settings)
+    assert search.with_settings(trials[0].settings) == search.experiment
+    assert preset == (tmp_path / "preset.toml").read_text()
+    entry = tomllib.loads(preset)["fedrep"]["mnist"]
+    assert entry["training"] == {"learning_rate": best.settings["training.learning_rate"]}
+    assert (entry["trials"], entry["view"], entry["command"]) == (3, "pre", command(search))
+    assert (entry["score"], entry["default_score"]) == tuple(round(t.score or 0, 2) for t in (best, trials[0]))
+
+
+def test_the_command_makes_the_same_search(data: Path) -> None:
+    search = Search.of(request_of("fedrep", data), 5, (10.0, 30.0), 2, "post")
+    words = shlex.split(command(search))
+    assert words[:5] == ["fedmate", "tune", "fedrep", "--dataset", "mnist"]
+    given = dict(zip(words[5::2], words[6::2], strict=True))
+    assert (given["--shares"], given["--seeds"], given["--trials"], given["--view"]) == ("10,30", "2", "5", "post")
+    settings = [word for key, word in zip(words[5::2], words[6::2], strict=True) if key == "--set"]
+    request = Request(None, ["fedrep"], "mnist", parse_set(settings), UserInputs(folder=data))
+    again = Search.of(request, 5, (10.0, 30.0), 2, "post")
+    assert (again.experiment.to_toml(), again.settings) == (search.experiment.to_toml(), search.settings)
