@@ -76,7 +76,7 @@ def holdings(results: Results) -> list[Picture]:
         counts = np.array(run.content["holdings"], dtype=np.int64)
         if max(counts.shape) <= MOST:
             clients = [str(client) for client in range(len(counts))]
-            title = f"{setting.name}, seed {run.config['seed']}"
+            title = title_of(results, setting.name)
             name, classes = file_name("holdings", setting), class_names(results, setting)
             found.append(PartitionPlot(name, title, counts, clients, classes))
     return found

@@ -15,7 +15,7 @@ from tests.test_cli import Fedmate, lacking, refuse
 
 from fedmate.cli.tune import tune
 from fedmate.studies import tuning
-from fedmate.studies.run import Watcher, Work
+from fedmate.studies.run import Watcher, Work, run_and_wait
 
 fedmate_ = test_cli.fedmate_
 _one_thread = test_cli._one_thread
@@ -49,7 +49,7 @@ def test_a_search_prints_its_trials_and_saves_the_best(fedmate_: Fedmate, tmp_pa
 def test_a_search_that_is_stopped_says_how_to_continue(
     fedmate_: Fedmate, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tuning.run_and_wait
+    whole = run_and_wait
     calls = list[int]()
 
     def stop(work: Work, watcher: Watcher) -> None:
