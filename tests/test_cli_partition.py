@@ -168,7 +168,7 @@ def test_pictures_that_are_refused_are_refused_before_anything_is_read(
     (tmp_path / "old.svg").write_bytes(b"mine")
     unread = ("--dataset", "none")
     assert refuse(fedmate_, *unread, "--plot", "p.jpg") == (
-        "`p.jpg` ends in `.jpg`; name the picture `.svg`, `.png` or `.pdf`."
+        "`p.jpg` ends in `.jpg`; name the plot `.svg`, `.png` or `.pdf`."
     )
     assert refuse(fedmate_, *unread, "--plot", "old.svg") == (
         "`old.svg` exists already and is not overwritten; choose another name."
