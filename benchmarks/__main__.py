@@ -17,7 +17,7 @@ from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import parse_set
-from fedmate.report.plots import check_picture
+from fedmate.report.drawing import check_picture
 from fedmate.storage import check_new, write_for_user
 
 

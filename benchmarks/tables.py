@@ -182,7 +182,7 @@ def plot_growth(results: Json, suffix: str) -> bytes:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    from fedmate.report.plots import FORMATS, STYLE
+    from fedmate.report.drawing import FORMATS, STYLE
 
     panels = _panels(results["rows"])
     if not panels:

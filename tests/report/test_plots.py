@@ -20,23 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedmate.errors import UserError
-from fedmate.report.plots import (
-    COLOURS,
-    FORMATS,
-    MOST,
-    Cloud,
-    Clouds,
-    Dots,
-    Lines,
-    Panel,
-    PartitionPlot,
-    Picture,
-    Series,
-    Spot,
-    Tradeoff,
-    check_picture,
-    look,
-)
+from fedmate.report.drawing import COLOURS, FORMATS, check_picture, look
+from fedmate.report.plots import MOST, Cloud, Clouds, Dots, Lines, Panel, PartitionPlot, Picture, Series
+from fedmate.report.tradeoff import Spot, Tradeoff
 
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 LABELS = ("round", "accuracy (%)")

@@ -25,8 +25,9 @@ from fedmate.progress import Silence
 from fedmate.studies import tuning
 from fedmate.studies.records import Records, RunSummary
 from fedmate.studies.run import Watcher, Work
+from fedmate.studies.search_space import RANGES, space_of, spread
 from fedmate.studies.study import StudyRun
-from fedmate.studies.tuning import RANGES, TRIALS, Search, Trial, command, ranked, run_trials, save, space_of, spread
+from fedmate.studies.tuning import TRIALS, Search, Trial, command, ranked, run_trials, save
 
 SETTINGS = (
     *("rounds=1", "validation_per_class=5", "backend=sequential", "training.epochs=2"),

@@ -36,7 +36,8 @@ def partition(
     from fedmate.experiment.partitioning import split_samples
     from fedmate.experiment.prepare import Request, compose
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.report.plots import PartitionPlot, check_picture
+    from fedmate.report.drawing import check_picture
+    from fedmate.report.plots import PartitionPlot
     from fedmate.storage import check_new, write_for_user
 
     if plot is not None:

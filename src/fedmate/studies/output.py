@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import RenderableType
 
 from fedmate import storage
-from fedmate.report.plots import FORMATS
+from fedmate.report.drawing import FORMATS
 from fedmate.report.tables import to_csv, to_latex, to_markdown, to_rich
 from fedmate.studies.plots import plots
 from fedmate.studies.statistics import Results

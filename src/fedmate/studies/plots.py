@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedmate.report.plots import Lines, Panel, Picture, Series, Spot, Tradeoff
+from fedmate.report.plots import Lines, Panel, Picture, Series
+from fedmate.report.tradeoff import Spot, Tradeoff
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
 from fedmate.studies.study import StudyMethod, StudySetting
