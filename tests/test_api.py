@@ -21,7 +21,7 @@ from torch.testing import assert_close
 import fedmate
 from fedmate import cli
 from fedmate.errors import UserError
-from fedmate.progress import Silence
+from fedmate.progress import RunProgress
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -105,11 +105,6 @@ def test_what_is_offered_is_sorted_and_there() -> None:
         assert offered.__doc__
 
 
-def test_another_name_is_not() -> None:
-    with pytest.raises(AttributeError, match="module `fedmate` has no attribute `ruin`"):
-        _ = fedmate.ruin
-
-
 def test_importing_the_package_and_its_errors_is_quick() -> None:
     code = """
 import sys, fedmate
@@ -154,15 +149,6 @@ def test_an_experiment_may_be_a_file_or_what_it_would_hold(tmp_path: Path) -> No
     assert values == {"seed": 4, "method": {"name": "fedper", "personal_layers": 2}, "partition": {"name": "iid"}}
 
 
-def test_words_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "quiet")
-    assert capsys.readouterr() == ("", "")
-    fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "loud", progress=True)
-    said = capsys.readouterr().out
-    assert "Note: `training.batch_size` is 50" in said
-    assert "local: round 1/1" in said
-
-
 def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
     settings = {**SMALL, "rounds": 1, "method.calibration": 1.0}
     with pytest.warns(fedmate.NoteWarning) as warned:
@@ -174,35 +160,6 @@ def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
     with pytest.warns(fedmate.NoteWarning, match="`training.batch_size` is 50") as warned:
         fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "run")
     assert {one.filename for one in warned} == {__file__}
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"method": "fedrpe"}, "`method.name`: "),
-        ({"set": {"rounds": "ten"}}, "`rounds` in set is the string 'ten'; it must be a whole number."),
-        ({"set": {"a.b.c": 1}}, "`set` got `a.b.c=1`; write `key=value` or `section.key=value`."),
-        ({"set": {"method": "x"}}, "`method` in set is 'x'; it is a section: write `[method]` and keys."),
-        ({"experiment": {"rnds": 1}}, "`rnds` in the experiment is not a key; did you mean `rounds`?"),
-        ({"experiment": "nowhere.toml"}, "`nowhere.toml` does not exist; give the path of an experiment's TOML file."),
-        ({"experiment": 3}, "`experiment` is an int; give the path of a TOML file, or a dictionary of what one would"),
-        ({"experiment": {1: 2}}, "`experiment` has a key that is an int; write keys as strings."),
-        ({"set": ["rounds=1"]}, "`set` is a list; give a dictionary, such as `{'rounds': 10}`."),
-        ({"set": {1: 2}}, "`set` has a key that is an int; write keys as strings."),
-        ({"method": ["fedavg"]}, "`method` is a list; give one name, as a string."),
-        ({"dataset": 3}, "`dataset` is an int; give one name, as a string."),
-        (
-            {"method": nn.Linear},
-            "`method` is the class `Linear`; give one name, as a string, which one of your own gets by an entry point",
-        ),
-        ({"out": 3}, "`out` is an int; give the path of a new folder."),
-        ({"resume": 3}, "`resume` is an int; give the path of a run's folder."),
-        ({"out": "here", "resume": "there"}, "`out` begins a new run and `resume` goes on with an old one; give one"),
-        ({"resume": "nowhere"}, "`nowhere` holds no record: it does not exist; give the folder of a run."),
-    ],
-)
-def test_mistakes_are_user_errors_of_one_sentence(options: dict[str, Any], sentence: str) -> None:
-    assert refused(**options).startswith(sentence)
 
 
 LIST = "give a list of names, such as `['fedmate', 'fedavg']`."
@@ -254,14 +211,6 @@ def test_an_argument_of_another_kind_is_named(case: str) -> None:
     assert str(caught.value) == sentence
 
 
-def test_numpys_numbers_are_numbers_of_clients(tmp_path: Path) -> None:
-    record = fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "run")
-    number: Any = np.int64(2)
-    found, expected = (fedmate.export(record.folder, client=client) for client in (number, 2))
-    assert found.origin == expected.origin
-    assert_close(found.module.state_dict(), expected.module.state_dict(), rtol=0, atol=0)
-
-
 # A user's own data and network.
 
 
@@ -279,22 +228,6 @@ def test_your_own_sites_are_the_clients(tmp_path: Path) -> None:
     record = fedmate.run(method="fedmate", set=AS_THEY_ARE, out=tmp_path / "run", **options)
     assert [row["samples"] for row in record.clients] == [4, 7, 10, 13]
     assert (record.config["partition"]["name"], record.config["partition"]["clients"]) == ("given", 4)
-
-
-@pytest.mark.parametrize("shape", [(4,), (2, 2), (1, 2, 2)])
-def test_arrays_of_any_shape_need_no_network(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    x, y = samples(0, 60)
-    record = fedmate.run(data=fedmate.Pool(x.reshape(60, *shape), y), set={"rounds": 1}, out=tmp_path / "run")
-    assert record.config["model"]["name"] == "mlp"
-
-
-def test_a_pool_without_a_test_part_leaves_what_no_client_gets(tmp_path: Path) -> None:
-    mine = {**MINE, "data": fedmate.Pool(*samples(0, 60))}
-    record = fedmate.run(method="local", set={**OWN, "rounds": 1}, out=tmp_path / "run", **mine)
-    assert sum(row["samples"] for row in record.clients) == 30
-    everything = {key: value for key, value in OWN.items() if key != "partition.examples"}
-    record = fedmate.run(method="local", set=everything, out=tmp_path / "other", **mine)
-    assert sum(row["samples"] for row in record.clients) == 48
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [("sequential", "float32"), ("vectorised", "float64")])
@@ -330,7 +263,6 @@ def test_training_starts_from_the_networks_own_weights(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a tuple for data": ({"data": samples(0, 9)}, "`data` is a tuple; give `fedmate.Pool(x, y)`, or `fedmate.Sites"),
-    "a class for a network": ({**MINE, "model": nn.Linear}, "`model` is a type; give a `torch.nn.Module`, an instance"),
     "no classifier": (
         {"data": POOL, "model": network()},
         "`model` needs `classifier`, the name of its last layer; probably it is `head`.",
@@ -343,10 +275,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {**MINE, "model": nn.Sequential(OrderedDict(body=nn.LazyLinear(5), head=nn.Linear(5, 3)))},
         "`model` has `body.weight` of a lazy layer, which has no shape yet; run one sample through it first.",
     ),
-    "lazy statistics": (
-        {**MINE, "model": nn.Sequential(OrderedDict(norm=nn.LazyBatchNorm1d(affine=False), head=nn.Linear(4, 3)))},
-        "`model` has `norm.running_mean` of a lazy layer, which has no shape yet; run one sample through it first.",
-    ),
     "samples of another width": (
         {**MINE, "data": fedmate.Pool(np.zeros((60, 8)), samples(0, 60)[1])},
         "`model` cannot read samples of shape (8,): ",
@@ -356,43 +284,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "`model` computes numbers that are not finite from samples that are too large for float32; bring the samples",
     ),
     "another layer": ({**MINE, "classifier": "body"}, "`classifier` must name the layer whose output is the module's"),
-    "no such layer": ({**MINE, "classifier": "tail"}, "`classifier` is `tail`, which names no layer of the module"),
     "too many classes": (
         {**MINE, "data": fedmate.Pool(*samples(0, 60), class_names="abcd")},
         "`model` answers 2 sampl",
     ),
     "two data sets": ({**MINE, "dataset": "digits"}, "`dataset` is `digits`, but `data` is given, too; leave one of"),
-    "two data sets, set": (
-        {**MINE, "set": {**OWN, "dataset.name": "digits"}},
-        "`data` is given, but `dataset.name` is `digits`; leave one of them out.",
-    ),
     "two networks": (
         {**MINE, "set": {**OWN, "model.name": "digits_cnn"}},
         "`model` is given, but `model.name` is `digits_cnn`; leave one of them out.",
-    ),
-    "a partition of sites": (
-        {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.name": "iid"}},
-        "`data` is given, but `partition.name` is `iid`; leave one of them out.",
     ),
     "fewer sites": (
         {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.clients": 2}},
         "`partition.clients` is 2, but `data` is 4 clients with samples of their own, which are taken as they are; ",
     ),
-    "smaller sites": (
-        {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.examples": 2}},
-        "`partition.examples` is 2, but `data` is 4 clients with samples of their own, which are taken as they are; ",
-    ),
     "the name alone": (
         {"set": {"dataset.name": "given"}},
         "`dataset.name` is `given`, arrays that were passed in",
-    ),
-    "the network's name alone": (
-        {"data": POOL, "set": {**OWN, "model.name": "given"}},
-        "`model.name` is `given`, a network that was passed in Python and is in no file; call `fedmate.run(...,",
-    ),
-    "a network for images": (
-        {"data": POOL, "set": {"model.name": "digits_cnn"}},
-        "`model.name` is `digits_cnn`, which reads images (channels, height, width) of at least 4 x 4, not (4,); ",
     ),
 }
 
@@ -411,11 +318,11 @@ def test_what_does_not_fit_together_is_refused_and_nothing_written(tmp_path: Pat
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the folder of a run on the user's own that was stopped after its first round of three."""
 
-    def stop(self: Silence, done: int, primary: float | None) -> None:
+    def stop(self: RunProgress, done: int, primary: float | None) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Silence, "round_done", stop)
+        patch.setattr(RunProgress, "round_done", stop)
         with pytest.raises(KeyboardInterrupt):
             fedmate.run(method="fedmate", set=OWN, out=tmp_path / "cut", **MINE)
     return tmp_path / "cut"
@@ -537,7 +444,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Silence, "round_done", interrupt)
+    monkeypatch.setattr(RunProgress, "round_done", interrupt)
     few = {"rounds": 2, "partition.clients": 2, "training.epochs": 1}
     with pytest.raises(KeyboardInterrupt) as caught:
         fedmate.run(method="local", set=few, out=tmp_path / "one")
@@ -552,8 +459,3 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     assert fedmate.run(resume=tmp_path / "one").finished
     assert sorted(fedmate.compare(resume=tmp_path / "two")) == ["fedavg", "local"]
-
-
-def test_a_comparison_of_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="`methods` is empty; name the methods to compare"):
-        fedmate.compare([])

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from tests import test_cli
-from tests.installed import installed_example
-from tests.test_cli import SMALL, Fedmate, lacking, refuse
+from tests.test_cli import SMALL, Fedmate, refuse
 
 import fedmate
 from fedmate.citations import ADDITIONS, entries_of
 from fedmate.data import DATASETS
 from fedmate.methods import METHODS
-from fedmate.methods.fedavg import FedAvg
 
 FACTS = Path(__file__).parents[1] / "CITATION.cff"
 
@@ -100,15 +98,6 @@ def test_a_reference_is_one_valid_entry(what: str) -> None:
     assert all(fields.values())
 
 
-def test_keys_tell_references_apart() -> None:
-    by_key: dict[str, set[str]] = {}
-    for bibtex in REFERENCES.values():
-        for key, entry in entries_of(bibtex).items():
-            by_key.setdefault(key, set()).add(entry)
-    assert {key for key, entries in by_key.items() if len(entries) > 1} == set()
-    assert "fedmate_software" not in by_key
-
-
 def test_the_papers_facts_are_those_of_the_citation_file() -> None:
     (fields,) = parse(REFERENCES["method fedmate"]).values()
     facts = FACTS.read_text(encoding="utf-8")
@@ -116,26 +105,6 @@ def test_the_papers_facts_are_those_of_the_citation_file() -> None:
     assert f'name: "{fields["booktitle"]}"' in facts
     authors = re.findall(r"family-names: (\w+), given-names: (\w+)", facts)
     assert fields["author"].split(" and ") == [", ".join(author) for author in authors]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "@misc{a,\n  title = {x},\n  author = {y}\n",
-        "@misc{a,\n  title = {x}},\n  author = {y}\n}",
-        "@misc{a,\n  title = {{x},\n  author = {y}\n}",
-        "@misc{a,\n  title = {x}\n  author = {y}\n}",
-        "@misc{a,\n  title = {x},\n  title = {y},\n  author = {z}\n}",
-        "@misc{a,\n  title = {x}\n}",
-        "@article{a,\n  title = {x},\n  author = {y}\n}",
-        "misc{a,\n  title = {x},\n  author = {y}\n}",
-        "@misc{,\n  title = {x},\n  author = {y}\n}",
-        "@misc{a,\n  title = {x},\n  author = {y}\n}\n" * 2,
-    ],
-)
-def test_the_check_finds_mistakes(text: str) -> None:
-    with pytest.raises((AssertionError, IndexError)):
-        parse(text)
 
 
 # -------------------- the command
@@ -179,51 +148,12 @@ def test_server_momentum_is_cited_where_it_was_used(fedmate_: Fedmate, tmp_path:
     assert ("fedavgm2019" in parse(fedmate_("cite", folder).out)) == bool(beta)
 
 
-def test_what_a_method_and_an_addition_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:
-    with installed_example():
-        for name in ("fedavgm", "fedavg"):
-            fedmate_("run", "--method", name, *SMALL, "--set", "method.server_momentum=0.5", "--out", tmp_path / name)
-        answer = fedmate_("cite", tmp_path / "fedavgm", tmp_path / "fedavg")
-    assert answer.out.count("@misc{fedavgm2019,") == 1
-    assert lacking(answer.out, ["% method fedavgm: fedavgm2019\n", "% server momentum: fedavgm2019\n"]) == []
-
-
-def test_what_two_data_sets_share_is_printed_once(fedmate_: Fedmate, tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name, dataset=name) for name in ("cifar10", "cifar100", "npz")]
-    answer = fedmate_("cite", *runs)
-    assert list(parse(answer.out)) == ["fedavg2017", "cifar2009", "fedmate_software"]
-    assert lacking(answer.out, ["% data set cifar100: cifar2009\n", "% data set npz: no reference\n"]) == []
-
-
 def test_the_versions_are_those_that_made_the_runs(fedmate_: Fedmate, tmp_path: Path) -> None:
     old = write_run(tmp_path / "old", fedmate="0.0.8", resumed=[{"round": 3, "fedmate": "0.0.10"}, {"torch": "9"}])
     same = write_run(tmp_path / "same", fedmate="0.0.9")
     bare = write_run(tmp_path / "bare")
     assert parse(fedmate_("cite", bare, same, old).out)["fedmate_software"]["note"] == "Version 0.0.9, 0.0.8, 0.0.10"
     assert "note" not in parse(fedmate_("cite", bare).out)["fedmate_software"]
-
-
-def test_what_is_not_installed_here_is_named(fedmate_: Fedmate, tmp_path: Path) -> None:
-    answer = fedmate_("cite", write_run(tmp_path / "run", "fedelsewhere", "letters"))
-    assert answer.status == 0
-    assert list(parse(answer.out)) == ["fedmate_software"]
-    assert answer.out.splitlines()[:2] == [
-        "% method fedelsewhere: not found here, so its reference is not known",
-        "% data set letters: not found here, so its reference is not known",
-    ]
-
-
-def test_a_method_may_bring_several_entries(fedmate_: Fedmate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Double(FedAvg):  # type: ignore[misc]
-        citation: ClassVar[str] = (
-            f"% ours\n@misc{{ours,\n  title = {{x}},\n  author = {{y}}\n}}\n\n{REFERENCES['method fedavg']}\n"
-        )
-
-    monkeypatch.setitem(METHODS._rows, "double", Double)
-    runs = [write_run(tmp_path / name, name) for name in ("double", "fedavg")]
-    answer = fedmate_("cite", *runs)
-    assert list(parse(answer.out)) == ["ours", "fedavg2017", "digits1998", "fedmate_software"]
-    assert lacking(answer.out, ["% method double: ours, fedavg2017\n", "% method fedavg: fedavg2017\n"]) == []
 
 
 # -------------------- what bad input gets
@@ -247,17 +177,3 @@ def test_a_damaged_record_is_one_sentence_and_no_output(fedmate_: Fedmate, tmp_p
         (tmp_path / "run" / "config.toml").write_text(config)
     write_run(tmp_path / "good")
     assert expected in refuse(fedmate_, tmp_path, "cite", "good", "run")
-
-
-def test_a_comparison_without_one_of_its_runs_is_refused(fedmate_: Fedmate, tmp_path: Path) -> None:
-    write_run(tmp_path / "both" / "fedavg")
-    (tmp_path / "both" / "comparison.json").write_text('{"runs": ["fedavg", "local"]}')
-    assert "`both/local` holds no record" in refuse(fedmate_, tmp_path, "cite", "both")
-    (tmp_path / "both" / "comparison.json").write_text("{}")
-    assert "`both/comparison.json` cannot be read" in refuse(fedmate_, tmp_path, "cite", "both")
-
-
-def test_without_a_run_usage_is_shown(fedmate_: Fedmate) -> None:
-    answer = fedmate_("cite")
-    assert (answer.status, answer.out) == (2, "")
-    assert "Missing argument 'DIR...'" in answer.err

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedmate.errors import NoteWarning
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set, resolve
-from fedmate.progress import Bar, Display, Lines, bars
+from fedmate.progress import Display, RunProgress, bars
 
 
 def make(*assignments: str) -> Built:
@@ -41,7 +41,7 @@ def shown(text: str) -> str:
 
 def test_lines_are_plain_and_tell_an_accuracy_when_it_was_measured() -> None:
     console, file = piped()
-    lines = Lines(console)
+    lines = RunProgress(console)
     lines.started(make("rounds=4", "eval_every=2", "method.name=fedavg"), 0)
     for done, primary in ((1, None), (2, 12.345), (3, 12.345), (4, 12.345)):
         lines.round_done(done, primary)
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
     console, file = piped()
     now = 100.0
     monkeypatch.setattr("fedmate.progress.time.perf_counter", lambda: now)
-    lines = Lines(console)
+    lines = RunProgress(console)
     lines.started(four_rounds, 2)
     now = 130.0
     lines.round_done(3, 12.345)
@@ -73,16 +73,9 @@ def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
     ]
 
 
-def test_a_bar_that_goes_on_begins_where_it_was(four_rounds: Built) -> None:
-    console, file = terminal()
-    with bars(console) as display:
-        Bar(display).started(four_rounds, 3)
-    assert re.search(r"fedavg .*round +3/4", shown(file.getvalue()).splitlines()[-1])
-
-
 def test_a_long_run_prints_about_every_tenth_round_and_each_look() -> None:
     console, file = piped()
-    lines = Lines(console)
+    lines = RunProgress(console)
     lines.started(make("rounds=100", "eval_every=35"), 0)
     for done in range(1, 101):
         lines.round_done(done, None if done < 35 else 30.0)
@@ -94,14 +87,14 @@ def test_a_long_run_prints_about_every_tenth_round_and_each_look() -> None:
 def test_a_sentence_is_one_line_as_it_stands() -> None:
     console, file = piped(width=20)
     sentence = "round 3: left out, not finite: client 1, 2, 3 [bold] :smile: " + "and so on " * 10 + "."
-    Lines(console).warned(sentence)
+    RunProgress(console).warned(sentence)
     assert file.getvalue() == f"{sentence}\n"
 
 
 def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
     console, file = terminal()
     with bars(console) as display:
-        bar = Bar(display)
+        bar = RunProgress(console, display)
         bar.started(four_rounds, 0)
         bar.round_done(1, None)
         display.refresh()
@@ -114,22 +107,10 @@ def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
     assert re.search(r"fedavg .*round +3/4 +45\.68 % +[\d:-]+", shown(text).splitlines()[-1])
 
 
-def test_several_runs_share_a_display(four_rounds: Built) -> None:
-    console, file = terminal()
-    with bars(console) as display:
-        for primary in (11.0, 22.0):
-            bar = Bar(display)
-            bar.started(four_rounds, 0)
-            bar.round_done(4, primary)
-    last = shown(file.getvalue()).splitlines()[-2:]
-    assert "4/4 11.00 %" in re.sub(r" +", " ", last[0])
-    assert "4/4 22.00 %" in re.sub(r" +", " ", last[1])
-
-
 def test_a_sentence_stands_above_the_bars(four_rounds: Built) -> None:
     console, file = terminal()
     with bars(console) as display:
-        bar = Bar(display)
+        bar = RunProgress(console, display)
         bar.started(four_rounds, 0)
         bar.warned("left out [0, 1] and [red]")
         bar.round_done(4, 50.0)
@@ -141,9 +122,8 @@ def test_a_sentence_stands_above_the_bars(four_rounds: Built) -> None:
 def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: Built) -> None:
     for console, file in (piped(), terminal()):
         with Display(console) as display:
-            display.notes(["one [bold]", "two", "one [bold]"])
+            display.warn(["one [bold]", "two", "one [bold]"])
             observer = display.observer()
-            assert isinstance(observer, Bar if console.is_terminal else Lines)
             observer.started(four_rounds, 0)
             observer.round_done(4, 50.0)
         lines = [line.strip() for line in shown(file.getvalue()).splitlines()]
@@ -155,7 +135,7 @@ def test_a_display_without_a_console_is_silent(four_rounds: Built, capsys: pytes
     """What should be read is not lost: it is a warning."""
     with warnings.catch_warnings(record=True) as warned, Display(None) as display:
         warnings.simplefilter("always")
-        display.notes(["one", "one"])
+        display.warn(["one", "one"])
         observer = display.observer()
         observer.started(four_rounds, 1)
         observer.warned("two")

@@ -82,13 +82,6 @@ def test_a_new_file_holds_what_was_given(tmp_path: Path, name: str, write: Calla
 
 
 @pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
-@pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 5000], ids=["empty", "one", "large"])
-def test_every_byte_arrives(tmp_path: Path, write: Callable[[Path, bytes], None], content: bytes) -> None:
-    write(tmp_path / "file", content)
-    assert tree(tmp_path) == {"file": content}
-
-
-@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
 def test_a_write_that_takes_a_part_is_carried_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
 ) -> None:
@@ -96,12 +89,6 @@ def test_a_write_that_takes_a_part_is_carried_on(
     write(tmp_path / "file", b"one by one")
     assert calls == list(range(10, 0, -1))
     assert tree(tmp_path) == {"file": b"one by one"}
-
-
-def test_a_torn_file_is_written_over_and_cut(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"torn, and longer than what follows")
-    storage.write(tmp_path / "file", b"whole")
-    assert tree(tmp_path) == {"file": b"whole"}
 
 
 @pytest.mark.parametrize(
@@ -130,26 +117,6 @@ def test_permissions_follow_the_umask(tmp_path: Path, write: Callable[[Path, byt
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-def test_what_is_private_is_so_from_the_first_byte_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
-    if not links:
-        no_links(monkeypatch)
-    write, found = os.write, set[int]()
-
-    def noted(descriptor: int, data: memoryview) -> int:
-        found.add(stat.S_IMODE(os.fstat(descriptor).st_mode))
-        return write(descriptor, data)
-
-    monkeypatch.setattr(os, "write", noted)
-    with umask(0o002):
-        storage.write_new(tmp_path / "key", b"secret", storage.PRIVATE)
-    assert found == {0o600}
-    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
-    assert tree(tmp_path) == {"key": b"secret"}
-
-
 # -------------------- never over another
 
 
@@ -173,24 +140,6 @@ def test_a_new_file_is_never_written_over_something(tmp_path: Path, kind: str) -
         storage.write_new(place, b"theirs")
     assert tree(tmp_path) == before
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_new_file_on_a_full_disk_is_not_there_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_disk(monkeypatch, 3)
-    with pytest.raises(OSError, match="No space left"):
-        storage.write_new(tmp_path / "file", b"content")
-    assert names(tmp_path) == []
-
-
-def test_a_new_file_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason, not that the temporary file is missing, which is its consequence."""
-
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError):
-        storage.write_new(tmp_path / "file", b"content")
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
@@ -220,14 +169,6 @@ def test_a_replaced_file_has_the_new_content_and_no_companion(tmp_path: Path, na
     assert len(names(tmp_path)) == 2
 
 
-def test_who_has_the_old_file_open_keeps_it(tmp_path: Path) -> None:
-    """A reader sees the old content or the new one: the file is another one, not the same one rewritten."""
-    (tmp_path / "file").write_bytes(b"old content")
-    with (tmp_path / "file").open("rb") as reader:
-        storage.replace(tmp_path / "file", b"new")
-        assert reader.read() == b"old content"
-
-
 @pytest.mark.parametrize("room", [0, 1, 6])
 def test_a_disk_that_fills_up_leaves_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
@@ -255,58 +196,7 @@ def test_an_interrupted_replacement_leaves_the_old_content(
     assert tree(tmp_path) == {"file": b"old"}
 
 
-def test_what_an_earlier_replacement_left_behind_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "file.new").write_bytes(b"a half-written file, longer than the new one")
-    storage.replace(tmp_path / "file", b"new")
-    assert tree(tmp_path) == {"file": b"new"}
-
-
 # -------------------- growing files
-
-
-def test_what_is_appended_comes_last(tmp_path: Path) -> None:
-    for part in (b"one\n", b"", b"two\n"):
-        storage.append(tmp_path / "file", part)
-    storage.flush(tmp_path / "file")
-    assert tree(tmp_path) == {"file": b"one\ntwo\n"}
-
-
-def test_flushing_reaches_the_disk_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_bytes(b"content")
-    flushed = list[int]()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
-    storage.flush(tmp_path / "file")
-    assert flushed == [(tmp_path / "file").stat().st_ino]
-    assert tree(tmp_path) == {"file": b"content"}
-
-
-def test_a_missing_file_is_neither_flushed_nor_cut_nor_made(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        storage.flush(tmp_path / "file")
-    with pytest.raises(FileNotFoundError):
-        storage.truncate(tmp_path / "file", 0)
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("size", [0, 3, 7])
-def test_a_file_is_cut_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    flushed = list[int]()
-    monkeypatch.setattr(os, "fsync", flushed.append)
-    (tmp_path / "file").write_bytes(b"content")
-    storage.truncate(tmp_path / "file", size)
-    assert tree(tmp_path) == {"file": b"content"[:size]}
-    assert len(flushed) == 1
-    storage.append(tmp_path / "file", b"!")
-    assert tree(tmp_path) == {"file": b"content"[:size] + b"!"}
-
-
-def test_a_file_is_removed_if_it_is_there(tmp_path: Path) -> None:
-    for name in ("mine", "theirs"):
-        (tmp_path / name).touch()
-    storage.remove(tmp_path / "theirs")
-    storage.remove(tmp_path / "theirs")
-    assert names(tmp_path) == ["mine"]
 
 
 # -------------------- a file that takes its name when it is whole
@@ -370,26 +260,6 @@ def test_a_folder_never_takes_the_place_of_something(tmp_path: Path, kind: str) 
     with pytest.raises(OSError, match="taken"), storage.staged(place) as stage:
         fill(stage)
     assert tree(tmp_path) == before
-
-
-def test_two_that_want_one_name_get_it_once(tmp_path: Path) -> None:
-    def both() -> None:
-        with storage.staged(tmp_path / "folder") as mine, storage.staged(tmp_path / "folder") as theirs:
-            storage.write(mine / "file", b"mine")
-            storage.write(theirs / "file", b"theirs")
-
-    with pytest.raises(OSError, match="folder"):
-        both()
-    assert tree(tmp_path) == {"folder": None, "folder/file": b"theirs"}
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_folders_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
-    with umask(mask):
-        with storage.staged(tmp_path / "folder") as stage:
-            fill(stage)
-        assert os.umask(mask) == mask, "the umask stays what it was"
-    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o777 & ~mask
 
 
 def test_every_folder_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

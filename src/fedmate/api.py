@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from operator import index
 from os import PathLike
@@ -278,27 +277,19 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
     if out is not None and resume is not None:
         raise UserError("`out` begins a new run and `resume` goes on with an old one; give one of them.")
     target = None if out is None else _path("out", out, "the path of a new folder")
-    try:
-        opened = new_runs(request, target) if resume is None else resumed_runs(request, _path("resume", resume, RUN))
-        with opened as jobs, Display(Console() if progress else None) as display:
-            display.notes(note for job in jobs for note in job.warnings)
-            try:
-                diverged = run_all(jobs, display.observer)
-            except KeyboardInterrupt as interrupt:
-                interrupt.add_note(
-                    f"The rounds done are saved: {_how_to_continue(jobs, request.inputs.folder)} goes on."
-                )
-                raise
-    except UserError as error:
-        # Sentences name arguments as the command spells them.
-        raise UserError(re.sub(r"`--([\w-]+)", _as_argument, str(error))) from error
+    with (
+        new_runs(request, target) if resume is None else resumed_runs(request, _path("resume", resume, RUN)) as jobs,
+        Display(Console() if progress else None) as display,
+    ):
+        display.warn(warning for job in jobs for warning in job.warnings)
+        try:
+            diverged = run_all(jobs, display.observer)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"The rounds done are saved: {_how_to_continue(jobs, request.inputs.folder)} goes on.")
+            raise
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]
-
-
-def _as_argument(option: re.Match[str]) -> str:
-    return f"`{option[1].replace('-', '_')}"
 
 
 def _data_dir(value: object) -> Path | None:

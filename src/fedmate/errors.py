@@ -9,7 +9,7 @@ FedmateError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class FedmateError(Exception):
@@ -17,11 +17,27 @@ class FedmateError(Exception):
 
 
 class NoteWarning(UserWarning):
-    """What should be read about a run, where nothing is printed: `fedmate run` says it in a line of its own."""
+    """A sentence that the user of Python should read about a run; `fedmate run` prints it."""
 
 
 class UserError(FedmateError):
-    """A mistake in what the user asked for; its text is the one sentence they read."""
+    """A mistake in what the user asked for.
+
+    Args:
+        message: one sentence; `{option}` in it stands for the argument at fault.
+        option: that argument in Python; the command line spells it in its own way.
+    """
+
+    def __init__(self, message: str, option: str = "") -> None:
+        self.message, self.option = message, option
+        super().__init__(message, option)
+
+    def __str__(self) -> str:
+        return self.spelled(str)
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the sentence with the argument spelled as the user of a front end knows it."""
+        return self.message.replace("{option}", spell(self.option)) if self.option else self.message
 
 
 class DivergedError(FedmateError):
@@ -44,7 +60,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Return the known word closest to `name`, or `None` if none is close."""
     spelled = {_spelled(other): other for other in sorted(known, reverse=True)}
-    # Of what is close a whole match is the closest: FedMate+ is `fedmate_plus`, and FedPAC+ rather `fedpac`.
+    # A whole match comes first: FedMate+ is `fedmate_plus`, and FedPAC+ rather `fedpac`.
     if plus := spelled.get(_spelled(name.replace("+", "_plus"))):
         return plus
     found = difflib.get_close_matches(_spelled(name), spelled, n=1, cutoff=0.6)

@@ -16,10 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
 import fedmate
-from fedmate.cli.app import app
 
 FEDMATE = str(Path(sys.executable).with_name("fedmate"))
 SMALL = ("rounds=3", "partition.clients=4", "partition.examples=20", "training.epochs=1", "backend=sequential")
@@ -111,29 +108,6 @@ print("heavy", sorted({"torch", "numpy", "sklearn", "scipy"} & set(sys.modules))
     for arguments in (["--help"], ["run", "--help"], ["list", "--help"], ["--version"]):
         answer = call([sys.executable, "-c", program, *arguments], tmp_path)
         assert answer.stdout.splitlines()[-2:] == ["status 0", "heavy []"], answer.stderr
-
-
-def test_importing_the_package_is_quick(tmp_path: Path) -> None:
-    assert quickest([sys.executable, "-c", "import fedmate"], tmp_path) < 2
-
-
-def test_the_version_is_the_packages(tmp_path: Path) -> None:
-    answer = call([FEDMATE, "--version"], tmp_path)
-    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"fedmate {fedmate.__version__}\n", "")
-
-
-def test_everything_is_listed(tmp_path: Path) -> None:
-    everything = call([FEDMATE, "list"], tmp_path)
-    assert (everything.returncode, everything.stderr) == (0, "")
-    headings = [line for line in everything.stdout.splitlines() if not line.startswith(" ")]
-    tables = ["methods:", "datasets:", "partitions:", "models:", "backends:"]
-    assert [heading.split()[0] for heading in headings] == ["settings:", "training:", *tables]
-    for name in ("fedavg", "fedper", "fedrep", "local", "digits", "share", "dirichlet", "digits_cnn", "sequential"):
-        assert re.search(rf"^  {name} ", everything.stdout, re.MULTILINE)
-    # Each kind alone, in this process: most of the time goes into importing torch.
-    for heading, part in zip(headings, split_before(everything.stdout, headings), strict=True):
-        alone = CliRunner().invoke(app, ["list", heading.split(":")[0]])
-        assert (alone.exit_code, alone.stdout) == (0, part)
 
 
 def test_a_terminal_shows_a_live_bar(tmp_path: Path) -> None:

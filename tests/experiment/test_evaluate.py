@@ -7,13 +7,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmate.backends.base import View
-from fedmate.core import ClientData, client_data, pad
-from fedmate.experiment.evaluate import evaluate_view, label_distribution, number, spread
+from fedmate.core import ClientData, client_data
+from fedmate.experiment.evaluate import evaluate_view, label_distribution, spread
 
 NAN = math.nan
 
@@ -39,10 +37,6 @@ def test_label_distributions_are_the_clients_own() -> None:
     labels = label_distribution((data(0, 0, 1, 1), data(1, 2, 2, 2)), 3)
     assert labels.dtype == torch.float64
     assert torch.equal(labels, LABELS)
-
-
-def test_padding_is_no_label() -> None:
-    assert torch.equal(label_distribution((pad(data(1, 2, 2, 2), 9),), 3), LABELS[1:])
 
 
 def test_both_tests_by_hand() -> None:
@@ -95,12 +89,6 @@ def test_a_client_without_any_tested_class_has_no_own_figure() -> None:
     assert figures["balanced"]["clients"] == pytest.approx([60.0, 80.0])
 
 
-def test_a_class_that_nobody_holds_has_no_own_accuracy() -> None:
-    figures = evaluate_view(view((0,), matrix([0.5, 0.5, 0.7])), LABELS[:1])
-    assert figures["own"]["per_class"][2] is None
-    assert figures["balanced"]["per_class"][2] == pytest.approx(70.0)
-
-
 def test_those_who_did_not_take_part_have_no_figure() -> None:
     labels = matrix([1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
     figures = evaluate_view(view((1, 3), matrix([0.0, 0.8], [0.4, 0.2])), labels)
@@ -126,19 +114,3 @@ def test_nothing_at_all_is_null() -> None:
 def test_the_worst_tenth_rounds_up_and_has_at_least_one(count: int, worst: float) -> None:
     values = torch.arange(count, 0, -1, dtype=torch.float64)
     assert spread(values)["worst_tenth"] == worst
-
-
-def test_the_deviation_is_that_of_the_population() -> None:
-    figures = spread(torch.tensor([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0], dtype=torch.float64))
-    assert (figures["mean"], figures["std"]) == (5.0, 2.0)
-
-
-def test_missing_values_are_left_out_of_the_spread() -> None:
-    with_gaps = spread(torch.tensor([NAN, 3.0, NAN, 1.0], dtype=torch.float64))
-    assert with_gaps == {"mean": 2.0, "std": 1.0, "worst_tenth": 1.0}
-
-
-@given(st.floats())
-def test_a_number_is_kept_if_json_can_hold_it(value: float) -> None:
-    kept = number(value)
-    assert kept == value if math.isfinite(value) else kept is None

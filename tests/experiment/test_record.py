@@ -35,13 +35,6 @@ def record(recorder: Recorder) -> Record:
     return Record(recorder.folder)
 
 
-def test_a_record_that_has_only_begun_is_empty(record: Record) -> None:
-    assert record.config == {"rounds": 4, "dataset": {"name": "digits"}, "method": {"name": "fedper"}}
-    assert "torch" in record.environment
-    assert (record.metrics, record.rounds, record.clients, record.finished) == ([], [], [], False)
-    assert "fedper on digits, 4 rounds, not finished" in repr(record)
-
-
 def test_what_is_not_finished_has_no_summary_and_says_how_to_get_one(record: Record) -> None:
     with pytest.raises(UserError) as caught:
         _ = record.summary
@@ -49,21 +42,6 @@ def test_what_is_not_finished_has_no_summary_and_says_how_to_get_one(record: Rec
         f"`{record.folder}` is not finished, so it has no summary; continue it with `fedmate run --resume "
         f"{record.folder}`, or in Python with `fedmate.run(resume=...)`."
     )
-
-
-def test_a_finished_record_says_so_though_it_was_opened_before(recorder: Recorder, record: Record) -> None:
-    recorder.finish(SUMMARY, [{"client": 0, "samples": 40, "pre_balanced": 81.236, "global_balanced": None}])
-    assert record.finished
-    assert record.summary == SUMMARY
-    assert record.clients == [{"client": 0, "samples": 40, "pre_balanced": 81.236, "global_balanced": None}]
-    assert "fedper on digits, 4 rounds, pre 81.24 %" in repr(record)
-
-
-def test_a_run_that_diverged_at_once_says_so(recorder: Recorder, record: Record) -> None:
-    diverged = {"headline": {"view": "pre", "mean": None}, "accuracy": dict.fromkeys(("pre", "post", "global"))}
-    recorder.finish(diverged, [])
-    assert "4 rounds, diverged" in repr(record)
-    assert record.accuracy() is None
 
 
 def test_accuracy_is_asked_by_view_and_test(recorder: Recorder, record: Record) -> None:
@@ -92,15 +70,6 @@ def test_a_torn_last_line_of_metrics_is_left_out(recorder: Recorder, record: Rec
     assert record.metrics == rows
 
 
-@pytest.mark.parametrize("torn", ["", "2", "2,0,0.2", "2,0,"])
-def test_a_torn_last_line_of_rounds_is_left_out(recorder: Recorder, record: Record, torn: str) -> None:
-    recorder.add_round([{"round": 1, "client": 0, "loss": 0.25}, {"round": 1, "client": 3, "loss": None}])
-    with (recorder.folder / "rounds.csv").open("a", encoding="utf-8") as file:
-        file.write(torn)
-    assert record.rounds == [{"round": 1, "client": 0, "loss": 0.25}, {"round": 1, "client": 3, "loss": None}]
-    assert type(record.rounds[0]["round"]) is int
-
-
 def test_a_line_that_is_damaged_in_the_middle_is_not_passed_over(recorder: Recorder, record: Record) -> None:
     (recorder.folder / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n', encoding="utf-8")
     with pytest.raises(UserError) as caught:
@@ -117,31 +86,6 @@ def test_a_file_that_cannot_be_read_is_named(recorder: Recorder, record: Record,
     with pytest.raises(UserError) as caught:
         getattr(record, attribute)
     assert str(caught.value).startswith(f"`{recorder.folder / name}` cannot be read (")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("environment.json", "[]"),
-        ("environment.json", '{"resumed": 3}'),
-        ("environment.json", '{"resumed": [3]}'),
-        ("summary.json", "[]"),
-        ("summary.json", "{}"),
-    ],
-)
-def test_a_file_that_holds_something_else_is_named(recorder: Recorder, record: Record, name: str, content: str) -> None:
-    (recorder.folder / name).write_text(content, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        getattr(record, name.partition(".")[0])
-    assert str(caught.value).startswith(f"`{recorder.folder / name}` cannot be read (it ")
-
-
-@pytest.mark.parametrize("runs", [[], ["fedavg", "fedavg"], 3, "fedavg", [3]])
-def test_a_comparison_that_names_no_runs_is_refused(tmp_path: Path, runs: object) -> None:
-    (tmp_path / "comparison.json").write_text(json.dumps({"runs": runs}), encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        runs_of(tmp_path)
-    assert str(caught.value).startswith(f"`{tmp_path / 'comparison.json'}` cannot be read (")
 
 
 def test_diagnostics_are_read_by_round(recorder: Recorder, record: Record) -> None:

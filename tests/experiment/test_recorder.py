@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -52,35 +51,6 @@ def test_the_environment_names_versions_machine_and_commit() -> None:
     assert checkout == (found["commit"] is not None)
 
 
-def test_rounds_gather_below_one_header(tmp_path: Path) -> None:
-    record = begun(tmp_path / "run")
-    record.add_round([{"round": 1, "client": 0, "loss": 0.5}, {"round": 1, "client": 2, "loss": math.nan}])
-    record.add_round([])
-    record.add_round(row for row in [{"round": 2, "client": 1, "loss": 1e-7}])
-    with (tmp_path / "run" / "rounds.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"round": "1", "client": "0", "loss": "0.5"},
-        {"round": "1", "client": "2", "loss": "nan"},
-        {"round": "2", "client": "1", "loss": "1e-07"},
-    ]
-
-
-def test_a_row_that_does_not_fit_the_header_is_an_error(tmp_path: Path) -> None:
-    record = begun(tmp_path / "run")
-    with pytest.raises(ValueError, match="up_extractor"):
-        record.add_round([{"round": 1}, {"round": 1, "up_extractor": 4}])
-
-
-def test_metrics_read_back_row_by_row(tmp_path: Path) -> None:
-    record = begun(tmp_path / "run")
-    rows = [{"round": 1, "accuracy": {"pre": None}}, {"round": 2, "accuracy": {"pre": 12.345678901234567}}]
-    for row in rows:
-        record.add_metrics(row)
-    assert Record(tmp_path / "run").metrics == rows
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 2
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_json_cannot_hold_is_never_written(tmp_path: Path, value: float) -> None:
     record = begun(tmp_path / "run")
@@ -114,16 +84,11 @@ def test_who_finds_his_interrupted_run_in_the_way_is_told_how_to_go_on(tmp_path:
     """Of a comparison or a run of it, and not once it is finished."""
     record, place = begun(tmp_path / "both" / "fedavg"), tmp_path / name
     (tmp_path / "both" / "comparison.json").write_text('{"runs": ["fedavg"]}', encoding="utf-8")
-    with pytest.raises(UserError, match=f"go on with it by `fedmate run --resume {place}`, or name a folder that"):
+    with pytest.raises(UserError, match=f"go on with it by `fedmate run --resume {place}`, or name a new folder"):
         check_free(place)
     record.finish({"rounds": 2}, [{"client": 0}])
-    with pytest.raises(UserError, match="which exists already; name a folder that does not"):
+    with pytest.raises(UserError, match="which exists already; name a new folder"):
         check_free(place)
-
-
-def test_a_free_folder_stays_untouched_by_the_check(tmp_path: Path) -> None:
-    check_free(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "full folder", "file", "link", "dangling link"])
@@ -146,23 +111,9 @@ def test_nothing_is_ever_overwritten(tmp_path: Path, kind: str) -> None:
         with pytest.raises(UserError) as caught:
             refuse(place)
         onward = f"go on with it by `fedmate run --resume {place}`, or " * (kind == "full folder")
-        assert str(caught.value) == f"`--out` is `{place}`, which exists already; {onward}name a folder that does not."
+        assert str(caught.value) == f"`out` is `{place}`, which exists already; {onward}name a new folder."
     after = sorted((str(path), path.is_file() and path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*"))
     assert after == before
-
-
-def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine", encoding="utf-8")
-    place = tmp_path / "file" / "run"
-    with pytest.raises(UserError) as caught:
-        begin_a_run(place)
-    assert f"`--out` is `{place}`" in str(caught.value)
-    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
-
-
-def test_a_name_too_long_for_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="`--out` is `"):
-        check_free(tmp_path / ("x" * 300))
 
 
 # -------------------- going back
@@ -207,15 +158,6 @@ def test_going_back_drops_what_came_after(tmp_path: Path) -> None:
     assert [row["client"] for row in Record(tmp_path / "run").rounds] == [0, 0, 1]
 
 
-def test_going_back_to_the_beginning_leaves_nothing_but_a_new_header(tmp_path: Path) -> None:
-    record = grown(tmp_path / "run")
-    record.rewind(0, {})
-    assert {name: entry["bytes"] for name, entry in record.files().items()} == {"rounds.csv": 0, "metrics.jsonl": 0}
-    assert list((tmp_path / "run" / "diagnostics").iterdir()) == []
-    record.add_round([{"round": 1, "client": 7}])
-    assert Record(tmp_path / "run").rounds == [{"round": 1, "client": 7}]
-
-
 def test_going_back_further_than_there_is_anything_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
     record = grown(tmp_path / "run")
     files = record.files()
@@ -237,34 +179,3 @@ def test_a_changed_byte_is_noticed_before_anything_is_cut(tmp_path: Path, name: 
     with pytest.raises(UserError, match="is damaged: it does not begin with"):
         Recorder(tmp_path / "run").rewind(1, files)
     assert contents(tmp_path / "run") == before
-
-
-@pytest.mark.parametrize("name", ["rounds.csv", "diagnostics"])
-def test_what_is_in_the_way_of_a_record_is_named(tmp_path: Path, name: str) -> None:
-    begun(tmp_path / "run")
-    place = tmp_path / "run" / name
-    place.mkdir() if name == "rounds.csv" else place.write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match=f"`{place}` (cannot be read|is in the way)"):
-        Recorder(tmp_path / "run").rewind(0, {})
-
-
-def test_an_interrupted_end_is_not_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The summary marks a finished run, so it comes last and at once."""
-    record = grown(tmp_path / "run")
-    replaced = list[str]()
-    monkeypatch.setattr(storage, "replace", lambda path, data: replaced.append(path.name))
-    record.finish({"rounds": 2}, [{"client": 0}])
-    assert replaced == ["clients.csv", "summary.json"]
-
-
-def test_flushing_reaches_the_growing_files_and_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = begun(tmp_path / "run")
-    flushed = list[str]()
-    monkeypatch.setattr(storage, "flush", lambda path: flushed.append(path.name))
-    monkeypatch.setattr(storage, "sync_folder", lambda path: flushed.append(path.name))
-    record.flush()
-    assert flushed == ["run"]
-    grown_record = grown(tmp_path / "grown")
-    flushed.clear()
-    grown_record.flush()
-    assert sorted(flushed) == ["diagnostics", "grown", "metrics.jsonl", "rounds.csv"]

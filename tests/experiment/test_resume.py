@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -33,7 +32,7 @@ from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
-from fedmate.experiment.recorder import Recorder, environment
+from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.methods import METHODS
@@ -239,16 +238,6 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
     assert before["checkpoint_every"] == every
 
 
-def test_what_is_compared_is_all_there(untouched: Untouched) -> None:
-    """Or the comparison would be of nothing."""
-    found = untouched("fedmate", "backend=vectorised")
-    assert {"round_000002.safetensors", "round_000004.safetensors", "round_000006.safetensors"} <= set(found)
-    assert {"initial.safetensors", "server-000006.safetensors", "000000", "000004"} <= set(found)
-    assert found != untouched("fedmate", "backend=vectorised", "seed=1")
-    assert len(found["metrics"]) == 3
-    assert found["rounds.csv"].count(b"\n") == 2 * ROUNDS + 1
-
-
 @pytest.mark.parametrize("after", range(ROUNDS + 1))
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_it_may_be_interrupted_after_any_round(
@@ -303,21 +292,6 @@ def test_a_run_that_diverges_does_so_in_the_same_round(tmp_path: Path, untouched
     assert f"diverged in round {diverged} " in sentence
     assert outcome(folder) == expected
     assert Checkpoint(folder).state.round == diverged - 1
-
-
-def test_a_run_that_stops_after_it_diverged_diverges_again(
-    tmp_path: Path, untouched: Untouched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The record tells of the round in which everybody diverged before the run is known to be finished."""
-    settings = (*GROWING, "participation=1.0", "eval_every=1")
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("interrupted")))
-        with pytest.raises(RuntimeError):
-            go(ask("local", settings=settings), folder)
-    assert not Record(folder).finished
-    assert len(go_on(folder)) == 1
-    assert outcome(folder) == untouched("local", *settings)
 
 
 def test_a_run_that_stops_before_its_summary_has_no_round_left(
@@ -433,17 +407,6 @@ def test_torn_lines_and_what_came_after_the_checkpoint_are_dropped(tmp_path: Pat
     assert outcome(folder) == untouched("fedmate", "backend=vectorised")
 
 
-def test_what_was_torn_before_the_first_checkpoint_is_dropped(tmp_path: Path, untouched: Untouched) -> None:
-    folder = tmp_path / "run"
-    interrupt(ask("fedmate", settings=("backend=vectorised",)), folder, 0)
-    (folder / "rounds.csv").write_bytes(b"round,cli")
-    (folder / "metrics.jsonl").write_bytes(b"{")
-    (folder / "checkpoint" / "server-000001.safetensors").write_bytes(b"torn")
-    (folder / "checkpoint" / "clients" / "000003-000001.safetensors").write_bytes(b"torn")
-    go_on(folder)
-    assert outcome(folder) == untouched("fedmate", "backend=vectorised")
-
-
 @pytest.mark.parametrize("name", ["rounds.csv", "metrics.jsonl"])
 @pytest.mark.parametrize("damage", ["a byte short", "empty", "missing"])
 def test_a_record_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path, name: str, damage: str) -> None:
@@ -463,7 +426,7 @@ def test_a_record_shorter_than_the_checkpoint_says_is_refused(tmp_path: Path, na
         go_on(folder)
     assert str(caught.value) == (
         f"`{path}` is damaged: it does not begin with the {size} bytes that it had when the checkpoint was made; "
-        "put it back from a copy, or start a new run with `--out`."
+        "put it back from a copy, or start a new run."
     )
     assert snapshot(folder) == before
 
@@ -608,27 +571,6 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path, untouched: Untouc
     assert sorted(path.name for path in folder.iterdir()) == ["comparison.json", "fedavg", "fedper", "local"]
 
 
-def test_one_run_of_a_comparison_goes_on_by_itself(tmp_path: Path, untouched: Untouched) -> None:
-    folder = tmp_path / "both"
-    with pytest.raises(RuntimeError, match="interrupted"):
-        go(ask("local", "fedper"), folder, Diary(2))
-    before = snapshot(folder / "local")
-    go_on(folder / "fedper")
-    assert outcome(folder / "fedper") == untouched("fedper")
-    assert snapshot(folder / "local") == before
-
-
-def test_a_run_of_a_comparison_that_is_missing_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "both"
-    with pytest.raises(RuntimeError, match="interrupted"):
-        go(ask("local", "fedper"), folder, Diary(2))
-    shutil.rmtree(folder / "fedper")
-    before = snapshot(folder)
-    with pytest.raises(UserError, match=rf"`{folder / 'fedper'}` holds no record: it does not exist"):
-        go_on(folder)
-    assert snapshot(folder) == before
-
-
 def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "both"
     busy = rf"`{folder}/\w+` is being run by another process; wait for it, or stop it before you resume\."
@@ -707,19 +649,6 @@ def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: py
     assert [(entry["round"], entry["torch"]) for entry in entries] == [(2, "9.9"), (4, written["torch"])]
 
 
-def test_what_is_refused_is_no_change_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "both"
-    with pytest.raises(KeyboardInterrupt):
-        go(ask("local", "fedper"), folder, Diary(2, KeyboardInterrupt))
-    elsewhere(monkeypatch, torch="9.9")
-    before = snapshot(folder)
-    with pytest.raises(UserError, match="`seed`"):
-        go_on(folder, request=Request(settings=parse_set(["seed=5"])))
-    with storage.Lock(folder / "fedper" / "checkpoint" / "lock"), pytest.raises(UserError, match="another process"):
-        go_on(folder)
-    assert snapshot(folder) == before
-
-
 # -------------------- words beside the folder
 
 
@@ -766,16 +695,10 @@ def words(place: Path, *arguments: str, file: str | None = None) -> Request:
 AGREE: dict[str, tuple[str, str | None, list[str]]] = {
     "nothing": ("run", None, []),
     "the file": ("run", "experiment.toml", []),
-    "the folder's own file": ("run", "run/config.toml", []),
-    "the method": ("run", None, ["--method", "fedrep"]),
-    "the method, set": ("run", None, ["--set", "method.name=fedrep"]),
     "the data set": ("run", None, ["--dataset", "tiny"]),
     "a setting": ("run", None, ["--set", "seed=3", "--set", "training.epochs=1"]),
-    "a setting that was left to its default": ("run", None, ["--set", "checkpoint_every=10"]),
-    "a setting of the method": ("run", None, ["--set", "method.classifier_epochs=2"]),
     "what was decided": ("run", None, ["--set", "device=auto", "--set", "backend=auto"]),
     "everything": ("run", "experiment.toml", ["--method", "fedrep", "--dataset", "tiny", "--set", "rounds=6"]),
-    "a comparison": ("both", None, []),
     "a comparison's methods": ("both", None, ["--method", "local", "--method", "fedrep"]),
     "a comparison's setting": ("both", None, ["--set", "rounds=6", "--set", "method.tuning_epochs=1"]),
 }
@@ -783,46 +706,23 @@ AGREE: dict[str, tuple[str, str | None, list[str]]] = {
 DISAGREE: dict[str, tuple[str, str | None, list[str], str]] = {
     "another file": ("run", "both/local/config.toml", [], "is a run of fedrep, not of local;"),
     "another value in the file": ("run", "experiment.toml", ["--set", "seed=4"], "was run with `seed` 3, not 4;"),
-    "another method": ("run", None, ["--method", "fedavg"], "is a run of fedrep, not of fedavg;"),
     "another method, set": ("run", None, ["--set", "method.name=fedavg"], "is a run of fedrep, not of fedavg;"),
-    "another method with its own setting": (
-        "run",
-        None,
-        ["--method", "fedper", "--set", "method.personal_layers=1"],
-        "is a run of fedrep, not of fedper;",
-    ),
     "one method more": ("run", None, ["--method", "fedrep", "--method", "local"], "not of fedrep and local;"),
     "another data set": ("run", None, ["--dataset", "digits"], "was run with `dataset.name` 'tiny', not 'digits';"),
-    "another setting": ("run", None, ["--set", "rounds=7"], "was run with `rounds` 6, not 7;"),
     "another back end": ("run", None, ["--set", "backend=vectorised"], "was run with `backend` 'sequential'"),
-    "another setting of a section": (
-        "run",
-        None,
-        ["--set", "training.learning_rate=0.5"],
-        "was run with `training.learning_rate` 0.02, not 0.5;",
-    ),
     "another setting of the method": (
         "run",
         None,
         ["--set", "method.classifier_epochs=1"],
         "was run with `method.classifier_epochs` 2, not 1;",
     ),
-    "another partition": ("run", None, ["--set", "partition.name=share"], "was run with `partition.name` 'iid'"),
     "a setting of another partition": ("run", None, ["--set", "partition.alpha=1"], "`partition.alpha`"),
-    "another setting of a comparison": ("both", None, ["--set", "seed=1"], "was run with `seed` 0, not 1;"),
-    "another setting of one of them": (
-        "both",
-        None,
-        ["--set", "method.tuning_epochs=3"],
-        "was run with `method.tuning_epochs` 1, not 3;",
-    ),
     "one method of a comparison with its file": (
         "both",
         "both/local/config.toml",
         [],
         "is a run of local and fedrep, not of local;",
     ),
-    "a method that a comparison has not": ("both", None, ["--method", "fedper"], "not of fedper;"),
 }
 
 
@@ -844,7 +744,7 @@ def test_words_that_disagree_are_refused(stopped: Path, case: str) -> None:
     assert fragment in str(caught.value)
     if fragment.endswith(";"):
         assert str(caught.value).startswith(f"`{stopped / name}` ")
-        assert str(caught.value).endswith("; `--resume` needs no other words, and a new run needs `--out`.")
+        assert str(caught.value).endswith("; resume it without other settings, or start a new run.")
     assert snapshot(stopped) == before
     # What was refused holds on to nothing.
     for lock in (stopped / name).rglob("lock"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.config import load_file, parse_set, resolve
+from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, begin, run, sample_participants
@@ -155,13 +154,6 @@ def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "view"), [("local", "post"), ("fedavg", "pre"), ("fedper", "pre"), ("fedrep", "pre")]
-)
-def test_the_headline_is_what_the_method_would_deploy(tmp_path: Path, method: str, view: str) -> None:
-    assert carry_out(tmp_path / "run", "rounds=1", method=method)["headline"]["view"] == view
-
-
-@pytest.mark.parametrize(
     ("method", "exists"), [("local", False), ("fedrep", False), ("fedper", False), ("fedavg", True)]
 )
 def test_a_method_without_a_global_model_says_null(tmp_path: Path, method: str, exists: bool) -> None:
@@ -178,14 +170,6 @@ def test_the_global_model_is_what_every_client_receives(tmp_path: Path) -> None:
     assert accuracy["global"] == accuracy["pre"]
     assert accuracy["global"]["balanced"]["std"] == pytest.approx(0, abs=1e-9)
     assert accuracy["post"] != accuracy["pre"]
-
-
-def test_training_lowers_the_loss_and_learns_something(tmp_path: Path) -> None:
-    summary = carry_out(tmp_path / "run", "rounds=6", "training.epochs=5")
-    assert summary["loss"]["after"] < summary["loss"]["before"]
-    assert summary["headline"]["mean"] > 30
-    first, last = (Record(tmp_path / "run").metrics[i]["loss"]["before"] for i in (0, -1))
-    assert last < first
 
 
 @pytest.mark.parametrize(
@@ -206,25 +190,6 @@ def test_the_last_round_is_always_evaluated(tmp_path: Path, rounds: int, every: 
     assert summary["headline"]["mean"] == latest[rounds]
 
 
-def test_every_clients_figure_is_kept(tmp_path: Path) -> None:
-    made = make()
-    summary = start(made, tmp_path / "run", Diary())
-    last, clients = Record(tmp_path / "run").metrics[-1], read_csv(tmp_path / "run" / "clients.csv")
-    assert [row["client"] for row in clients] == ["0", "1", "2", "3"]
-    for view, figures in last["accuracy"].items():
-        for test in ("balanced", "own"):
-            kept = [float(row[f"{view}_{test}"]) for row in clients]
-            assert kept == figures[test]["clients"]
-            assert sum(kept) / 4 == pytest.approx(figures[test]["mean"])
-            assert min(kept) == pytest.approx(figures[test]["worst_tenth"])
-            assert figures[test]["mean"] == summary["accuracy"][view][test]["mean"]
-            assert len(figures[test]["per_class"]) == 10
-    for row, data in zip(clients, made.federation.clients, strict=True):
-        counts = Counter(data.y.tolist())
-        assert [int(row[f"samples_{k}"]) for k in range(10)] == [counts[k] for k in range(10)]
-        assert int(row["samples"]) == 20
-
-
 def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None:
     made = make("rounds=1", "dtype=float64")
     summary = start(made, tmp_path / "run", Diary())
@@ -242,15 +207,6 @@ def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None
     labels = [torch.bincount(data.y, minlength=10).double() / len(data.y) for data in made.federation.clients]
     own = [100 * sum(p * a for p, a in zip(label.tolist(), by_class, strict=True)) for label in labels]
     assert summary["accuracy"]["global"]["own"]["mean"] == pytest.approx(sum(own) / 4)
-
-
-def test_the_written_configuration_is_the_experiment_as_decided(tmp_path: Path) -> None:
-    made = make()
-    start(made, tmp_path / "run", Diary())
-    assert resolve([load_file(tmp_path / "run" / "config.toml")]) == made.experiment
-    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text(encoding="utf-8"))
-    assert config["device"] == made.experiment.general.device != "auto"
-    assert config["backend"] == made.experiment.general.backend != "auto"
 
 
 # Cost.
@@ -295,24 +251,6 @@ def test_the_ledger_counts_what_crosses(
         so_far = 2 * evaluated["round"]
         assert evaluated["bytes"]["down"] == {item: so_far * size for item, size in down.items()}
         assert evaluated["bytes"]["up"] == {item: so_far * size for item, size in up.items()}
-
-
-def test_rounds_hold_the_losses_of_every_participant(tmp_path: Path) -> None:
-    carry_out(tmp_path / "run", "eval_every=1")
-    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), Record(tmp_path / "run").metrics
-    assert [(row["round"], row["client"]) for row in rows] == [(str(t), str(i)) for t in (1, 2, 3) for i in range(4)]
-    assert {row["valid"] for row in rows} == {"1"}
-    for t, evaluated in enumerate(metrics):
-        for moment in ("before", "after"):
-            losses = [float(row[f"loss_{moment}"]) for row in rows[4 * t : 4 * t + 4]]
-            assert sum(losses) / 4 == pytest.approx(evaluated["loss"][moment])
-
-
-def test_a_client_goes_on_from_where_it_stopped(tmp_path: Path) -> None:
-    carry_out(tmp_path / "run", "rounds=3", method="local")
-    rows = read_csv(tmp_path / "run" / "rounds.csv")
-    assert [row["loss_before"] for row in rows[4:]] == [row["loss_after"] for row in rows[:8]]
-    assert all(float(row["loss_after"]) < float(row["loss_before"]) for row in rows)
 
 
 def test_evaluation_costs_nothing_and_changes_nothing(tmp_path: Path) -> None:
@@ -368,11 +306,6 @@ def test_some_clients_take_part_and_post_is_theirs_alone(tmp_path: Path) -> None
     assert {int(row["client"]) for row in clients if row["pre_balanced"]} == set(range(7))
 
 
-def test_at_least_one_client_takes_part(tmp_path: Path) -> None:
-    carry_out(tmp_path / "run", "participation=0.01", method="local")
-    assert [row["round"] for row in read_csv(tmp_path / "run" / "rounds.csv")] == ["1", "2", "3"]
-
-
 @settings(max_examples=60)
 @given(
     seed=st.integers(-(2**70), 2**70),
@@ -386,12 +319,6 @@ def test_participants_are_a_share_of_the_clients(seed: int, t: int, clients: int
     assert list(chosen) == sorted(set(chosen))
     assert 0 <= chosen[0] <= chosen[-1] < clients
     assert chosen == sample_participants(seed, t, clients, percent / 100)
-
-
-def test_rounding_does_not_lose_a_participant() -> None:
-    assert 0.29 * 100 < 29
-    assert len(sample_participants(0, 0, 100, 0.29)) == 29
-    assert len(sample_participants(0, 0, 10, 0.3)) == 3
 
 
 def test_participants_vary_with_the_round_and_the_seed_and_nobody_is_favoured() -> None:
@@ -427,13 +354,6 @@ def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> 
     assert valid == {**{t: {"1"} for t in range(1, len(metrics) + 1)}, len(metrics) + 1: {"0"}}
     assert load_file(tmp_path / "run" / "config.toml").values["rounds"] == 9
     assert Record(tmp_path / "run").summary["diverged_in_round"] == len(metrics) + 1
-
-
-@pytest.mark.parametrize("method", TELLING)
-def test_diverging_at_once_is_said_at_once(tmp_path: Path, method: str) -> None:
-    with pytest.raises(DivergedError, match="round 1 "):
-        carry_out(tmp_path / "run", "training.learning_rate=1e30", method=method)
-    assert (tmp_path / "run" / "config.toml").exists()
 
 
 def with_broken_client(made: Built, broken: int) -> Built:

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedmate.catalogue import catalogue
-from fedmate.core import Training
 from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment import tuned
 from fedmate.experiment.config import ConfigSource, Experiment, parse_set, resolve
 from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.tuned import check_entries, tuned_on
+from fedmate.experiment.tuned import check_entries
 from fedmate.methods import METHODS
-from fedmate.methods.fedper import FedPer
 
 FOUND = """
 [fedrep.cifar10]
@@ -69,28 +66,10 @@ def test_it_stands_for_what_was_found_on_the_data_set(found: Path) -> None:
     assert "preset" not in experiment.method.options
 
 
-def test_the_data_set_of_a_later_layer_counts(found: Path) -> None:
-    file, later = {"method": {"preset": "tuned"}, "dataset": {"name": "digits"}}, {"dataset": {"name": "cifar10"}}
-    assert rates(resolved(file, later)) == (0.04, 0.1)
-    assert rates(resolved(later, file)) == (0.3, 0.05)
-
-
 def test_it_lies_beneath_its_own_layer_and_above_those_below(found: Path) -> None:
     below = {"training": {"learning_rate": 0.9}, "method": {"classifier_learning_rate": 0.9}}
     own = {"method": {"preset": "tuned", "classifier_learning_rate": 0.7}}
     assert rates(resolved(below, own)) == (0.3, 0.7)
-
-
-def test_it_goes_with_its_method(found: Path) -> None:
-    given_up = resolved({"method": {"preset": "tuned"}}, {"method": {"name": "fedper"}})
-    assert given_up.training == Training()
-    taken = resolved({"method": {"preset": "tuned"}}, {"method": {"name": "fedper", "preset": "tuned"}})
-    assert taken.training.learning_rate == 0.4
-
-
-def test_a_methods_own_preset_of_that_name_comes_first(found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedPer, "presets", {"tuned": {"training": {"learning_rate": 0.11}}})
-    assert resolved({"method": {"name": "fedper", "preset": "tuned"}}).training.learning_rate == 0.11
 
 
 # -------------------- what it does not
@@ -109,45 +88,12 @@ def test_a_method_without_an_entry_is_refused(found: Path) -> None:
     assert "`ditto` was tuned on no data set; leave it out, or run `fedmate tune ditto`" in sentence
 
 
-def test_another_preset_is_answered_with_those_of_the_data_set(found: Path) -> None:
-    assert "use `authors` or `tuned`." in refused({"method": {"preset": "tunde"}})
-    assert "use `authors`." in refused({"method": {"preset": "tunde"}, "dataset": {"name": "mnist"}})
-    assert "it has none on `mnist`, only `tuned` on `digits`: leave it out." in refused(
-        {"method": {"name": "fedper", "preset": "tunde"}, "dataset": {"name": "mnist"}}
-    )
-    assert refused({"method": {"name": "local", "preset": "tunde"}}).endswith("; it has none: leave it out.")
-
-
-def test_a_wrong_data_set_is_what_is_complained_of(found: Path) -> None:
-    assert "`dataset.name`" in refused({"method": {"preset": "tuned"}, "dataset": {"name": ["digits"]}})
-
-
 def test_methods_that_were_tuned_are_not_compared_with_one_that_was_not(found: Path) -> None:
     settings = parse_set(["method.preset=tuned"])
     fedrep, fedper = compose(Request(methods=["fedrep", "fedper"], settings=settings))
     assert (fedrep.training.learning_rate, fedper.training.learning_rate) == (0.3, 0.4)
     with pytest.raises(UserError, match="`ditto` was tuned on no data set"):
         compose(Request(methods=["fedrep", "ditto"], settings=settings))
-
-
-def test_nor_with_one_that_has_a_preset_of_its_own(found: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedPer, "presets", {"tuned": {"training": {"learning_rate": 0.11}}})
-    with pytest.raises(UserError, match="`ditto` was tuned on no data set"):
-        compose(Request(methods=["fedper", "ditto"], settings=parse_set(["method.preset=tuned"])))
-
-
-def test_presets_are_listed_with_their_data_sets(found: Path) -> None:
-    lines = list(catalogue("methods"))
-
-    def presets(name: str) -> list[str]:
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"  {name} "))
-        own = [line.strip() for line in lines[at + 1 : at + 30]]
-        until = next((i for i, line in enumerate(lines[at + 1 :]) if not line.startswith("   ")), len(own))
-        return [line for line in own[:until] if line.startswith("preset:")]
-
-    assert presets("fedrep") == ["preset: authors, tuned (on cifar10, digits)"]
-    assert presets("fedper") == ["preset: tuned (on digits)"]
-    assert presets("local") == []
 
 
 @pytest.mark.parametrize(
@@ -164,12 +110,6 @@ def test_a_file_of_something_else_is_refused(text: str, fragment: str) -> None:
     with pytest.raises(UserError) as caught:
         check_entries("mine.toml", tomllib.loads(text))
     assert str(caught.value).startswith(f"`mine.toml` has {fragment}, which is no entry")
-
-
-def test_a_broken_file_is_refused_in_a_sentence(found: Path) -> None:
-    found.write_text("[fedrep", encoding="utf-8")
-    with pytest.raises(UserError, match=r"^`.*tuned.toml` is not valid TOML: .*; put it back from a copy\.$"):
-        tuned_on("fedrep")
 
 
 # -------------------- those that come with the package

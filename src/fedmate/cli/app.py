@@ -1,9 +1,12 @@
-"""The command itself: what all of its parts are hung on."""
+"""The command itself and what its parts share. A part is imported when it is asked for, and torch when it needs it."""
 
 from __future__ import annotations
 
+import signal
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,17 +14,31 @@ import typer.core
 from rich.console import Console
 
 from fedmate import __version__
+from fedmate.errors import DivergedError, FedmateError, UserError, nearest
 
 if TYPE_CHECKING:
     from fedmate.experiment.config import ConfigSource
 
+COMMANDS = {
+    "run": "run:run",
+    "partition": "partition:partition",
+    "data": "data:data",
+    "export": "models:export",
+    "predict": "models:predict",
+    "adapt": "models:adapt",
+    "cite": "catalogue:cite",
+    "compare": "compare:compare",
+    "tune": "tune:tune",
+    "deploy": "deploy:deploy",
+    "list": "catalogue:list_",
+}
+"""Each command's function, in the order of the help."""
+
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="Where data sets lie. [default: $FEDMATE_DATA, or your cache]"),
+    typer.Option("--data-dir", metavar="DIR", help="Folder of data sets. [default: $FEDMATE_DATA, or your cache]"),
 ]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read: `dataset.skip_bad=true`.")
-]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read: `dataset.skip_bad=true`.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override `key` or `section.key`; repeatable."),
@@ -36,7 +53,6 @@ class Terminated(KeyboardInterrupt):
     """
 
     def __init__(self, status: int) -> None:
-        """Remember how to end."""
         super().__init__()
         self.status = status
 
@@ -46,39 +62,50 @@ def status(stopped: KeyboardInterrupt) -> int:
     return stopped.status if isinstance(stopped, Terminated) else 130
 
 
-def say_stopped(stopped: KeyboardInterrupt) -> int:
-    """Say that a command was stopped, and return its exit status."""
-    typer.echo("Stopped.", err=True)
-    return status(stopped)
+class Command(typer.core.TyperCommand):
+    """A command whose help shows `[required]` as it is: typer escapes the bracket."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help."""
+        return super().get_help(ctx).replace("\\[", "[")
 
 
-class _Group(typer.core.TyperGroup):
-    """The commands; one that is stopped says so, where typer would end silently and with the status of Ctrl-C."""
+class _Commands(typer.core.TyperGroup):
+    """Imports the commands one by one; one that is stopped says so, where typer would end silently."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Import a command."""
+        if name not in COMMANDS:
+            ctx.fail(f"No such command '{name}'; {nearest(name, COMMANDS)}")
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(f"fedmate.cli.{module}"), attribute)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(name, cls=Command)(found)
+            found = alone
+        return typer.main.get_command(found)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one of them."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise typer.Exit(say_stopped(error)) from None
+            typer.echo("Stopped.", err=True)
+            raise typer.Exit(status(error)) from None
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Personalised federated learning: FedMate and the methods it is compared with.",
 )
-
-
-class Command(typer.core.TyperCommand):
-    """A command whose help shows `[required]` as it is: typer escapes the bracket although nobody unescapes it."""
-
-    def get_help(self, ctx: Any) -> str:
-        """Return the help."""
-        return super().get_help(ctx).replace("\\[", "[")
 
 
 def _print_version(wanted: bool) -> None:
@@ -96,23 +123,40 @@ def _root(
     """Carry the options of the command itself."""
 
 
+def main() -> None:
+    """Run the command; a mistake of the user is one sentence and status 2, divergence status 3."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # A signal that is ignored stays ignored.
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
+    try:
+        app()
+    except OSError as error:
+        typer.echo(f"Error: {one_line(str(error))}.", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt as error:
+        typer.echo("Stopped.", err=True)
+        sys.exit(status(error))
+    except FedmateError as error:
+        sentence = error.spelled(lambda name: f"--{name}") if isinstance(error, UserError) else str(error)
+        typer.echo(f"Error: {one_line(sentence)}", err=True)
+        sys.exit(3 if isinstance(error, DivergedError) else 2)
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise Terminated(128 + signal_number)
+
+
 def read_settings(assignments: list[str] | None, skip_bad: bool) -> ConfigSource:
     """Return what `--set` and `--skip-bad` say."""
-    from fedmate.experiment.config import ConfigSource, nest, parse_set
+    from fedmate.experiment.config import parse_set
 
-    given = parse_set(assignments or [])
-    if not skip_bad:
-        return given
-    if not assignments:
-        return nest("--skip-bad", [("dataset.skip_bad", True)])
-    section = given.values.get("dataset", {})
-    # What is no section is refused where sections are read.
-    more = {**section, "skip_bad": True} if isinstance(section, dict) else section
-    return ConfigSource(given.source, {**given.values, "dataset": more})
+    return parse_set([*(assignments or []), *["dataset.skip_bad=true"] * skip_bad])
 
 
 def make_console() -> Console:
-    """Return a console that does not squeeze tables when nobody looks at it."""
+    """Return a console that does not squeeze tables that go to a file."""
     return Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 
 

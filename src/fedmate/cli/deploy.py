@@ -11,6 +11,7 @@ from fedmate.cli.app import Command, one_line
 from fedmate.errors import UserError
 
 deploy = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Put a federation on machines of its own: keys, checks, status; see docs/deploy.md.",

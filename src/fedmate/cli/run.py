@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +15,12 @@ from fedmate.errors import DivergedError, StoppedError, UserError
 
 if TYPE_CHECKING:
     from fedmate.experiment.prepare import PreparedRun
+    from fedmate.experiment.record import Record
 
 
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="What to run; defaults to FedRep on digits.")
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="What to run. [default: FedRep on digits]")
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="M", help="Method; give it several times to compare.")
@@ -39,74 +41,66 @@ def run(
     from fedmate.experiment.prepare import Request, new_runs, resumed_runs
     from fedmate.experiment.user_inputs import UserInputs
 
+    if resume is not None and out is not None:
+        raise UserError("`--out` begins a new run and `--resume` continues an old one; give one of them.")
     base = None if experiment is None else load_file(experiment)
-    settings, given = read_settings(set_, skip_bad), UserInputs(folder=data_dir)
-    request = Request(base, method or [], dataset, settings, given)
-    if resume is not None:
-        if out is not None:
-            raise UserError("`--out` begins a new run and `--resume` goes on with an old one; give one of them.")
-        with resumed_runs(request, resume) as jobs:
-            _run_all(jobs, resume, data_dir)
-    else:
-        with new_runs(request, out) as jobs:
-            _run_all(jobs, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent, data_dir)
+    request = Request(base, method or [], dataset, read_settings(set_, skip_bad), UserInputs(folder=data_dir))
+    with new_runs(request, out) if resume is None else resumed_runs(request, resume) as jobs:
+        folder = resume or (jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent)
+        where = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        _run_all(jobs, shlex.join(["fedmate", "run", "--resume", str(folder), *where]))
 
 
-def _run_all(jobs: list[PreparedRun], folder: Path, data_dir: Path | None) -> None:
-    """Run what is not finished, and print one table of all."""
+def _run_all(jobs: Sequence[PreparedRun], resuming: str) -> None:
+    """Run what is not finished, and print one table of all; `resuming` is the command that continues them."""
     from fedmate.experiment.prepare import run_all
     from fedmate.experiment.record import Record
     from fedmate.progress import Display
 
-    console = make_console()
+    console, diverged = make_console(), list[str]()
+    stopped: KeyboardInterrupt | OSError | StoppedError | None = None
     for job in jobs:
         if job.built is None:
             diverged_in = Record(job.folder).summary.get("diverged_in_round")
             how = "" if diverged_in is None else f" (it diverged in round {diverged_in})"
             console.out(f"{job.folder} is finished already{how}: nothing to do.", highlight=False)
     with Display(console) as display:
-        display.notes(note for job in jobs for note in job.warnings)
+        display.warn(warning for job in jobs for warning in job.warnings)
         try:
             diverged = run_all(jobs, display.observer)
         except (KeyboardInterrupt, OSError, StoppedError) as error:
-            stopped: KeyboardInterrupt | OSError | StoppedError | None = error
-        else:
-            stopped = None
+            stopped = error
     gone = next((job.folder for job in jobs if not job.folder.exists()), None)
     if gone is not None:
         raise UserError(
-            f"`{gone}` is gone: it was moved or deleted while it was being run; if you moved it, continue with "
-            "`fedmate run --resume` and its new place."
+            f"`{gone}` was moved or deleted during the run; if you moved it, continue with `fedmate run --resume` and "
+            "its new place."
         )
-    _print_results(console, [job.folder for job in jobs])
+    records = [Record(job.folder) for job in jobs]
+    _print_results(console, records)
     if stopped is not None:
-        command = f"fedmate run --resume {shlex.quote(str(folder))}"
-        if data_dir is not None:
-            command += f" --data-dir {shlex.quote(str(data_dir))}"
-        raise _say_how_to_continue(stopped, jobs, command)
+        raise _say_how_to_continue(stopped, records, resuming)
     if diverged:
         raise DivergedError(" ".join(diverged))
 
 
 def _say_how_to_continue(
-    stopped: KeyboardInterrupt | OSError | StoppedError, jobs: list[PreparedRun], command: str
+    stopped: KeyboardInterrupt | OSError | StoppedError, records: Sequence[Record], resuming: str
 ) -> typer.Exit:
-    """Tell what is saved, as the disk has it now, and return the exit status."""
+    """Report what is saved, as the disk has it now, and return the exit status."""
     from fedmate.experiment.checkpoint import Checkpoint
-    from fedmate.experiment.record import Record
 
-    job = next((job for job in jobs if not Record(job.folder).finished), jobs[-1])
-    done, of = Checkpoint(job.folder).state.round, Record(job.folder).config["rounds"]
+    record = next((record for record in records if not record.finished), records[-1])
+    done, of = Checkpoint(record.folder).state.round, record.config["rounds"]
     reason = "Stopped" if isinstance(stopped, KeyboardInterrupt) else f"Error: {one_line(str(stopped))}"
-    typer.echo(f"{reason}. {job.folder} is saved after round {done} of {of}. Continue with: {command}", err=True)
+    typer.echo(f"{reason}. {record.folder} is saved after round {done} of {of}. Continue with: {resuming}", err=True)
     return typer.Exit(status(stopped) if isinstance(stopped, KeyboardInterrupt) else 1)
 
 
-def _print_results(console: Console, folders: list[Path]) -> None:
-    from fedmate.experiment.record import Record
+def _print_results(console: Console, records: Sequence[Record]) -> None:
     from fedmate.report.tables import comparison, newcomers
 
-    summaries = [record.summary for record in map(Record, folders) if record.finished]
+    summaries = [record.summary for record in records if record.finished]
     ended = [summary for summary in summaries if summary.get("diverged_in_round") is None]
     if not ended:
         return
@@ -115,4 +109,4 @@ def _print_results(console: Console, folders: list[Path]) -> None:
             # A line that wraps is better than a number that is cut.
             width = max(console.width, console.measure(table).minimum)
             console.print(table, highlight=False, width=width, crop=False)
-    console.out(f"Records: {', '.join(map(str, folders))}", highlight=False)
+    console.out(f"Records: {', '.join(str(record.folder) for record in records)}", highlight=False)

@@ -104,7 +104,7 @@ def _load(name: str, dataset: Dataset, folder: Path) -> Arrays:
     except FileNotFoundError as error:
         raise UserError(
             f"`dataset.name` is `{name}`, but `{error.filename}` does not exist; put it there, or name another folder "
-            "with `--data-dir` or FEDMATE_DATA."
+            "(`data_dir`, or FEDMATE_DATA)."
         ) from None
 
 

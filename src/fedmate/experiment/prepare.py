@@ -34,7 +34,7 @@ from fedmate.experiment.tuned import TUNED
 from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.methods import METHODS
 
-NO_SETTINGS = ConfigSource("--set", {})
+NO_SETTINGS = ConfigSource("`set`", {})
 
 
 class Request(NamedTuple):
@@ -66,7 +66,7 @@ def compose(request: Request) -> list[Experiment]:
     if request.dataset is not None and request.inputs.data is not None:
         raise UserError(f"`dataset` is `{request.dataset}`, but `data` is given, too; leave one of them out.")
     if request.dataset is not None:
-        layers.append(ConfigSource("--dataset", {"dataset": {"name": request.dataset}}))
+        layers.append(ConfigSource("the argument `dataset`", {"dataset": {"name": request.dataset}}))
     layers.append(request.inputs.layer())
     settings, methods = request.settings, request.methods
     check_shape(settings)
@@ -74,7 +74,13 @@ def compose(request: Request) -> list[Experiment]:
         return [resolve([*layers, settings])]
     _check_methods(methods, settings)
     return [
-        resolve([*layers, ConfigSource("--method", {"method": {"name": name}}), _for_method(settings, name, methods)])
+        resolve(
+            [
+                *layers,
+                ConfigSource("the argument `method`", {"method": {"name": name}}),
+                _for_method(settings, name, methods),
+            ]
+        )
         for name in methods
     ]
 
@@ -112,18 +118,18 @@ def dropped(request: Request) -> list[str]:
         return []
     names = ", ".join(f"`{other}`" for other in others)
     holds = "holds" if len(keys) == 1 else "hold"
-    return [f"{lost} in {request.base.source} {holds} for `{name}`, not for {names}; `--set` is for all."]
+    return [f"{lost} in {request.base.source} {holds} for `{name}`, not for {names}; a setting (`set`) holds for all."]
 
 
 def _check_methods(methods: Sequence[str], settings: ConfigSource) -> None:
     for name in methods:
-        lookup("method", METHODS, name, "--method")
+        lookup("method", METHODS, name, "the argument `method`")
     repeated = next((name for name in methods if methods.count(name) > 1), None)
     if repeated is not None:
-        raise UserError(f"`--method` names `{repeated}` twice; name each method once.")
+        raise UserError(f"`{{option}}` names `{repeated}` twice; name each method once.", "method")
     own = settings.values.get("method", {})
     if "name" in own:
-        raise UserError("`--set method.name` and `--method` both choose the method; use `--method` alone.")
+        raise UserError("`{option}` and the setting `method.name` both name a method; use `{option}` alone.", "method")
     known = {key for name in methods for key in options_of(METHODS[name])}
     unknown = next((key for key in own if key not in known and key != "preset"), None)
     if unknown is not None and len(methods) > 1:
@@ -273,7 +279,7 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
     if note.get("partition", built.split.sha256) != built.split.sha256:
         raise UserError(
             f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
-            "the old digests); put the old files back, or start a new run with `--out`."
+            "the old digests); put the old files back, or start a new run."
         )
     return PreparedRun(folder, built, built.warnings)
 
@@ -308,7 +314,7 @@ def _note_environment(job: PreparedRun) -> PreparedRun:
 
 def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> list[Experiment]:
     """Return what is asked for of each run; refuse to go on with one of another experiment."""
-    advice = "`--resume` needs no other words, and a new run needs `--out`"
+    advice = "resume it without other settings, or start a new run"
     held = {place: stored_experiment(place) for place in folders}
     names = [experiment.method.name for experiment in held.values()]
     methods = request.methods or (names if request.base is None and len(names) > 1 else ())

@@ -78,7 +78,7 @@ class Recorder:
         path, content = self.folder / "clients.csv", _to_csv(clients, header=True)
         # After a kill between the two it is there already, and the same; another one is somebody else's.
         if path.exists() and (not path.is_file() or path.read_bytes() != content):
-            raise UserError(f"`{path}` is in the way, and is not this run's; move it, then continue with `--resume`.")
+            raise UserError(f"`{path}` is in the way, and is not this run's; move it, then resume the run.")
         storage.replace(path, content)
         storage.replace(self.folder / "summary.json", _to_json(summary))
 
@@ -139,7 +139,7 @@ class Recorder:
         if digest.hexdigest() != written["sha256"]:
             raise UserError(
                 f"`{path}` is damaged: it does not begin with the {size} bytes that it had when the checkpoint was "
-                "made; put it back from a copy, or start a new run with `--out`."
+                "made; put it back from a copy, or start a new run."
             )
         return _Written(len(content), digest)
 
@@ -161,7 +161,8 @@ def check_free(folder: Path) -> None:
         raise unusable(folder, error) from None
     if taken:
         raise UserError(
-            f"`--out` is `{folder}`, which exists already; {_continuing(folder)}name a folder that does not."
+            f"`{{option}}` is `{folder}`, which exists already; {_continuing(folder)}name a new folder.",
+            "out",
         )
 
 
@@ -176,7 +177,7 @@ def _continuing(folder: Path) -> str:
 
 def unusable(folder: Path, error: OSError) -> UserError:
     """Return what to say when a folder cannot be made."""
-    return UserError(f"`--out` is `{folder}`, which cannot be created ({error.strerror}); name another folder.")
+    return UserError(f"`{{option}}` is `{folder}`, which cannot be created ({error.strerror}); name another.", "out")
 
 
 def environment() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fedmate.experiment.run import run
 from fedmate.flower.backend import Connect, Federated, Flower
 from fedmate.flower.run_config import request_of
 from fedmate.flower.transport import PAUSE, GridTransport, Transport, reached
-from fedmate.progress import Lines
+from fedmate.progress import RunProgress
 from fedmate.report.tables import comparison
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _run(job: PreparedRun, connect: Connect, console: Console) -> None:
     assert isinstance(backend, Flower)
     backend.connect = connect
     try:
-        run(job.built, job.folder, Lines(console))
+        run(job.built, job.folder, RunProgress(console))
     except (DivergedError, UserError):
         raise
     except (FedmateError, OSError):
