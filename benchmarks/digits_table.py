@@ -18,7 +18,7 @@ from rich.console import Console
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.prepare import Request, new_runs, run_all
 from fedmate.experiment.record import Record
-from fedmate.progress import Lines
+from fedmate.progress import RunProgress
 
 METHODS = ("fedmate", "fedrep", "fedper", "fedavg", "local")
 SEEDS = (0, 1, 2)
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
     for seed in SEEDS:
         request = Request(None, METHODS, "digits", parse_set([f"seed={seed}"]))
         with new_runs(request, folder / f"seed{seed}") as jobs:
-            for sentence in run_all(jobs, lambda: Lines(Console(stderr=True))):
+            for sentence in run_all(jobs, lambda: RunProgress(Console(stderr=True))):
                 sys.exit(sentence)
             for job in jobs:
                 rows[job.folder.name].append(Record(job.folder).summary)

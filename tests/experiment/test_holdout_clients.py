@@ -25,7 +25,7 @@ from fedmate.experiment.record import Record
 from fedmate.experiment.run import begin
 from fedmate.experiment.run import run as run_built
 from fedmate.experiment.user_inputs import UserInputs
-from fedmate.progress import Silence
+from fedmate.progress import RunProgress
 from fedmate.report.tables import newcomers
 
 CLASSES, FEATURES = 3, 4
@@ -69,7 +69,7 @@ def made(data: Pool | Sites = POOL, method: str = "fedavg", **changes: Any) -> B
 
 def carry_out(built: Built, folder: Path) -> Record:
     begin(folder, built)
-    run_built(built, folder, Silence())
+    run_built(built, folder, RunProgress(None))
     return Record(folder)
 
 
@@ -195,16 +195,16 @@ def test_a_resumed_run_has_the_same_figures(tmp_path: Path, monkeypatch: pytest.
     settings: dict[str, Any] = {"rounds": 4, "checkpoint_every": 1, "eval_every": 1}
     whole = carry_out(made(**settings), tmp_path / "whole")
 
-    def stop(self: Silence, done: int, primary: float | None) -> None:
+    def stop(self: RunProgress, done: int, primary: float | None) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
     begin(tmp_path / "cut", made(**settings))
     with monkeypatch.context() as patch:
-        patch.setattr(Silence, "round_done", stop)
+        patch.setattr(RunProgress, "round_done", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_built(made(**settings), tmp_path / "cut", Silence())
-    run_built(made(**settings), tmp_path / "cut", Silence())
+            run_built(made(**settings), tmp_path / "cut", RunProgress(None))
+    run_built(made(**settings), tmp_path / "cut", RunProgress(None))
     assert [row["newcomers"] for row in Record(tmp_path / "cut").metrics] == [row["newcomers"] for row in whole.metrics]
 
 

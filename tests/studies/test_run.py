@@ -12,7 +12,7 @@ from fedmate.experiment.build import Built
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
 from fedmate.experiment.user_inputs import UserInputs
-from fedmate.progress import Silence
+from fedmate.progress import RunProgress
 from fedmate.studies import records, run
 from fedmate.studies.records import Records
 from fedmate.studies.run import Watcher, Work, run_all, run_and_wait
@@ -23,7 +23,7 @@ FOUR = ["s10/fedavg", "s10/local", "s70/fedavg", "s70/local"]
 
 class Listener(Watcher):
     def __init__(self, observer: Observer | None = None) -> None:
-        self.observer = observer or Silence()
+        self.observer = observer or RunProgress(None)
         self.begun: list[str] = []
         self.done: list[str] = []
         self.failures: dict[str, str] = {}
