@@ -9,13 +9,14 @@ for those that were found for it on the data set of the experiment.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+import tomli_w
 
 from fedmate.backends import BACKENDS
 from fedmate.core import Limits, Method, Training, option
@@ -83,14 +84,18 @@ class Experiment:
     training: Training
     method: Section
 
-    def to_toml(self) -> str:
-        """Write the experiment as a file that `load_file` reads back."""
-        lines = _assignments(asdict(self.general))
+    def to_dict(self) -> Values:
+        """Return what its file holds: the keys outside the sections, and a dictionary for each section."""
+        values = asdict(self.general)
         for field in fields(self)[1:]:
             section = getattr(self, field.name)
-            named = {"name": section.name, **section.options} if isinstance(section, Section) else asdict(section)
-            lines += ["", f"[{field.name}]", *_assignments(named)]
-        return "\n".join(lines) + "\n"
+            named = isinstance(section, Section)
+            values[field.name] = {"name": section.name, **section.options} if named else asdict(section)
+        return values
+
+    def to_toml(self) -> str:
+        """Write the experiment as a file that `load_file` reads back."""
+        return tomli_w.dumps(_spelled(self.to_dict()))
 
     def with_general(self, **changes: str) -> Experiment:
         """Return a copy with some keys outside the sections replaced."""
@@ -263,20 +268,16 @@ def _with_presets(section: str, layers: Sequence[ConfigSource], dataset: str = "
         given = dict(layer.values.get(section, {}))
         if given.get("name", name) != name:
             name = given["name"]
-            spread = [lower for lower in spread if not lower.source.startswith(_preset_of(section))]
+            spread = [lower for lower in spread if not lower.source.startswith(f"a preset of the {section}")]
         if "preset" in given:
             preset = given.pop("preset")
             values = _preset(section, name, preset, dataset, layer.source)
             # Its own section is named, for the layer that names it lies above.
             values[section] = {"name": name, **values.get(section, {})}
-            spread.append(ConfigSource(f"{_preset_of(section)} `{name}`, `{preset}`", values))
+            spread.append(ConfigSource(f"a preset of the {section} `{name}`, `{preset}`", values))
         own = {section: given} if section in layer.values else {}
         spread.append(ConfigSource(layer.source, {**layer.values, **own}))
     return spread
-
-
-def _preset_of(section: str) -> str:
-    return f"a preset of the {section}"
 
 
 def _resolve_section(section: str, table: Registry[Any], layers: Sequence[ConfigSource]) -> Section:
@@ -331,20 +332,18 @@ def _typed(section: str, cls: type, values: Values, source: str, of: str = "") -
             place = f"{section}.{key}" if section else key
             hint = elsewhere(key, section) or nearest(key, known)
             raise UserError(f"`{place}` in {source} is not an option{of}; {hint}")
-    return {key: _value(section, cls, key, value, source) for key, value in values.items()}
-
-
-def _value(section: str, cls: type, key: str, value: object, source: str) -> Any:
-    """Return one value as its option takes it."""
-    place = f"{section}.{key}" if section else key
-    checked = check_type(place, cls, key, value, source)
-    if checked and options_of(cls)[key].metadata["path"]:
-        return str(expand(place, checked).absolute())
+    checked = dict[str, Any]()
+    for key, value in values.items():
+        place = f"{section}.{key}" if section else key
+        checked[key] = check_type(place, cls, key, value, source)
+        if checked[key] and known[key].metadata["path"]:
+            checked[key] = str(expand(place, checked[key]).absolute())
     return checked
 
 
-def _assignments(values: Values) -> list[str]:
-    # JSON's strings and numbers are TOML's too, but for the character DEL.
-    spelled = {key: NONE if value is None else value for key, value in values.items()}
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in spelled.items())
-    return [line.replace("\x7f", "\\u007f") for line in lines]
+def _spelled(values: Values) -> Values:
+    """Spell out options without a value, which TOML has no word for."""
+    return {
+        key: _spelled(value) if isinstance(value, dict) else NONE if value is None else value
+        for key, value in values.items()
+    }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedmate import storage
 from fedmate.core.options import options_of
@@ -20,9 +20,9 @@ from fedmate.experiment.config import (
     DEFAULT_NAMES,
     ConfigSource,
     Experiment,
-    Section,
     check_shape,
     elsewhere,
+    flat,
     load_file,
     lookup,
     resolve,
@@ -326,8 +326,8 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
         if {*asked} != {*names}:
             raise UserError(f"`{folder}` is a run of {' and '.join(names)}, not of {' and '.join(asked)}; {advice}.")
         wanted.append(asked[experiment.method.name])
-        found = _flat(experiment)
-        for key, value in _flat(wanted[-1]).items():
+        found = flat(experiment.to_dict())
+        for key, value in flat(wanted[-1].to_dict()).items():
             decided = (key in ("backend", "device") and value == "auto") or key in LENIENT
             if not decided and found.get(key) != value:
                 raise UserError(f"`{folder}` was run with `{key}` {found.get(key)!r}, not {value!r}; {advice}.")
@@ -341,14 +341,3 @@ def _wait_as_asked(job: PreparedRun, asked: Experiment, request: Request) -> Non
         check_min_clients(asked.general, len(job.built.federation.clients))
         for key in named & set(LENIENT):
             setattr(job.built.backend, key, getattr(asked.general, key))
-
-
-def _flat(experiment: Experiment) -> dict[str, Any]:
-    flat = asdict(experiment.general) | {f"training.{key}": v for key, v in asdict(experiment.training).items()}
-    sections: dict[str, Section] = {
-        name: getattr(experiment, name) for name in ("dataset", "partition", "model", "method")
-    }
-    for name, section in sections.items():
-        flat[f"{name}.name"] = section.name
-        flat |= {f"{name}.{key}": value for key, value in section.options.items()}
-    return flat
