@@ -61,7 +61,7 @@ class Cinic10(FileDataset):
         """Read all images, or the prepared file."""
         if found[0].suffix == ".npz":
             return read_prepared(found[0], SHAPE, CIFAR10_CLASSES)
-        return read_images(found, _locate, CIFAR10_CLASSES, ImageFormat(32, skip_bad=self.skip_bad))
+        return read_images(found, _locate, CIFAR10_CLASSES, ImageFormat(32, resize=False, skip_bad=self.skip_bad))
 
 
 def _locate(path: PurePosixPath) -> tuple[bool, int] | None:

@@ -37,12 +37,14 @@ class ImageFormat(NamedTuple):
     """How files become arrays.
 
     Attributes:
-        size: pixels on each side, to which images are stretched; `None` if all have one size already.
+        size: pixels on each side; `None` if all images have one size already.
+        resize: whether images of another size are stretched to `size`, or are unreadable.
         grey: one channel instead of three.
         skip_bad: whether unreadable files are left out, or an error.
     """
 
     size: int | None = None
+    resize: bool = True
     grey: bool = False
     skip_bad: bool = False
 
@@ -196,5 +198,7 @@ def _pixels(image: Image.Image, form: ImageFormat) -> NDArray[np.uint8]:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("RGB").convert("L" if form.grey else "RGB")
     if form.size is not None and image.size != (form.size, form.size):
+        if not form.resize:
+            raise _BadImageError(f"{image.width} x {image.height} pixels instead of {form.size} x {form.size}")
         image = image.resize((form.size, form.size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1))
