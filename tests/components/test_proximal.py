@@ -64,12 +64,6 @@ def test_distance_by_hand() -> None:
     assert proximal(one, one, ("extractor", "classifier")).item() == 0
 
 
-def test_leaves_are_matched_by_name_not_by_place() -> None:
-    one = {"extractor": {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}}
-    other = {"extractor": {"b": torch.tensor(2.0), "a": torch.tensor(1.0)}}
-    assert proximal(one, other, ("extractor",)).item() == 0
-
-
 def test_the_pull_is_the_difference() -> None:
     """The slope of half the square: w - w_reference, times the weight, on top of the slope of the cross-entropy."""
     model, batch = normed_model(), make_batch()

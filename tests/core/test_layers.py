@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,6 @@ from fedmate.core.layers import KeyedDropout, MaskedBatchNorm, sample_context, s
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.errors import UserError
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations lose more than they gain by being split."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

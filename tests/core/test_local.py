@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -22,15 +21,6 @@ from fedmate.core.random import make_key
 from fedmate.core.tree import Tree, flatten, leaves, tree_map
 
 CLASSES = 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations lose more than they gain by being split."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Standardise(nn.Module):

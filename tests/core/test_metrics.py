@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,15 +13,6 @@ from fedmate.core.layers import BufferPolicy
 from fedmate.core.metrics import CHUNK, class_accuracies
 from fedmate.core.model import Model
 from fedmate.core.tree import Tree, stack, tree_map
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations lose more than they gain by being split."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_module() -> nn.Module:

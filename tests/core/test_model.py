@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import doctest
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -24,15 +23,6 @@ from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree, flatten, tree_map
 from fedmate.errors import UserError
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small operations lose more than they gain by being split."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Nested(nn.Module):

@@ -103,34 +103,3 @@ def test_without_a_pull_personal_models_are_locals_bit_for_bit(buffers: BufferPo
             assert_close(a.views[view], b.views[view], rtol=0, atol=0)
         losses = [[(report.loss_before, report.loss_after) for report in result.reports] for result in (a, b)]
         assert losses[0] == losses[1]
-
-
-# -------------------- two models
-
-
-def test_the_pull_is_towards_what_was_received_not_what_was_trained_from_it() -> None:
-    """Where personal model and received one are the same, the first step has no pull at all."""
-    model = normed_model()
-    one_step = Training(batch_size=5, epochs=1, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-    params, ends = model.init_params(), []
-    for weight in (0.0, 3.0):
-        method = Ditto(setup=Setup(model, 3, 1, one_step), proximal_weight=weight)
-        client = method.init_client(params, make_key(0))
-        ends.append(method.local_update(client, params, CLIENTS[0], make_key(1)).params)
-    assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_a_personal_model_has_statistics_of_its_own(buffers: BufferPolicy) -> None:
-    model = normed_model(buffers)
-    method = Ditto(setup=Setup(model, 3, 3, TRAINING))
-    backend, results = run(method, CLIENTS, 3)
-    server, (one, other, _) = results[-1].server, backend.clients
-    assert ("buffers" in results[-1].reports[0].up) == (buffers == "shared")
-    name, initial = "1.running_mean", model.init_params()["buffers"]["1.running_mean"]
-    own = [one["personal_model"]["buffers"][name], other["personal_model"]["buffers"][name], one["buffers"][name]]
-    assert len({tuple(mean.tolist()) for mean in (*own, initial)}) == 4
-    assert torch.equal(server["buffers"][name], initial) == (buffers == "private")
-    download = method.download(server, torch.tensor(0))
-    received = {part: tree for part, tree in download.items() if part in method.wire(0).down}
-    assert_close(method.personal_params(one, received), one["personal_model"], rtol=0, atol=0)

@@ -75,22 +75,6 @@ def test_a_round_by_hand() -> None:
     assert_close(server, expected, rtol=0, atol=1e-12)
 
 
-def test_models_zero_and_one_of_sizes_one_and_three_average_to_three_quarters() -> None:
-    """A well-known release weights by distance as well and answers 0.919 (`average_weights_weighted`)."""
-    model = scalar_model()
-    method = FedAvg(setup=Setup(model, 2, 1, Training()))
-    ones = {
-        "extractor": {"0.weight": torch.tensor([[[0.0]], [[1.0]]])},
-        "classifier": {"weight": torch.tensor([[[0.0], [0.0]], [[1.0], [1.0]]])},
-        "buffers": {},
-        "num_samples": torch.tensor([1, 3]),
-    }
-    server = method.init_server(model.init_params(), 2, make_key(0))
-    server = method.aggregate(server, ones, torch.tensor([0, 1]), torch.tensor([True, True]))
-    assert server["extractor"]["0.weight"].item() == 0.75
-    assert server["classifier"]["weight"].flatten().tolist() == [0.75, 0.75]
-
-
 # -------------------- with BatchNorm and dropout
 
 

@@ -23,11 +23,9 @@ from fedmate.core import (
     Training,
     Tree,
     batches,
-    class_means,
     client_data,
     data,
     make_key,
-    normal,
     select,
 )
 from fedmate.errors import UserError
@@ -182,22 +180,6 @@ def test_without_its_losses_it_is_fedavg_bit_for_bit(buffers: BufferPolicy) -> N
         assert_close(select(a.server, MODEL_PARTS), b.server, rtol=0, atol=0)
         assert set(a.views) == {"pre", "post", "global"}
         assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
-
-
-# -------------------- anchors
-
-
-def test_anchors_follow_the_means_of_features_and_absent_classes_stay() -> None:
-    """With one full batch, nothing kept and training off, an anchor is the class mean of features in training mode."""
-    still = Training(batch_size=8, epochs=1, learning_rate=0.0)
-    method = FedFA(setup=Setup(tiny_model(), 3, 1, still), anchor_momentum=0.0)
-    own = client_data(normal(make_key(1), (5, 1), torch.float64), torch.tensor([0, 1, 0, 0, 1]))
-    server = begin(method)
-    found = method.local_update({"buffers": {}}, server, own, make_key(3)).upload["anchors"]
-    z, _ = method.setup.model.features(server, own.x)
-    expected, _ = class_means(z, own.y, own.mask, 3)
-    assert_close(found[:2], expected[:2])
-    assert torch.equal(found[2], server["anchors"][2])
 
 
 # -------------------- what crosses and what stays

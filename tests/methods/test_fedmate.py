@@ -30,8 +30,6 @@ from fedmate.core import (
     make_key,
     normal,
     select,
-    stack,
-    tree_map,
 )
 from fedmate.experiment.communication import CommunicationCost
 from fedmate.methods.fedmate import FedMate
@@ -353,29 +351,6 @@ def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
     assert differ(own[1], plain[0])
 
 
-# -------------------- partial participation
-
-
-def test_partial_participation() -> None:
-    """Round 1 belongs to the client that holds class 1 alone: everything else stays known and as it was."""
-    run = Run(make(integration_steps=0, cft="all")).everybody(1)
-    before = [tree_map(torch.clone, client) for client in run.clients]
-    run.go((1,))
-    old, new = run.servers[1], run.servers[2]
-    others = [0, 2, 3]
-    assert new["known"].tolist() == old["known"].tolist() == [True, True, True, False]
-    assert_close(new["prototypes"][others], old["prototypes"][others], rtol=0, atol=0)
-    assert_close(new["prototypes"][1], run.results[1].diagnostics["clients"]["prototypes"][0, 1], rtol=0, atol=1e-12)
-    for name, tensor in new["classifier"].items():
-        assert_close(tensor[others], old["classifier"][name][others], rtol=0, atol=0)
-        assert_close(tensor[1], run.clients[1]["classifier"][name][1], rtol=0, atol=0)
-    assert_close(new["extractor"], run.clients[1]["extractor"], rtol=0, atol=1e-15)
-    for i in (0, 2):
-        assert_close(run.clients[i], before[i], rtol=0, atol=0)
-    assert differ(run.clients[1], before[1])
-    assert len(run.results[1].reports) == 1
-
-
 # -------------------- what crosses
 
 
@@ -410,15 +385,3 @@ def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
     assert ledger.up["classifier"] == ledger.down["classifier"] == 4 * 3 * classifier
     assert ledger.up["bookkeeping"] == 4 * 3 * 8 * CLASSES
     assert ledger.down["bookkeeping"] == 4 * 3 * (CLASSES + 8)
-
-
-def test_a_skipped_round_is_trained_from_the_clients_own_extractor() -> None:
-    """In round 2 the server's extractor cannot matter, for it does not arrive."""
-    ends = []
-    for factor in (1.0, 5.0):
-        run = Run(make(rounds=4, cft="period:2")).everybody(2)
-        server = run.servers[-1]
-        run.servers.append({**server, "extractor": tree_map(lambda t, f=factor: f * t, server["extractor"])})
-        run.everybody(1)
-        ends.append(stack(run.clients))
-    assert_close(ends[0], ends[1], rtol=0, atol=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tests.methods.small import CLIENTS, normed_model
 from torch import nn
 from torch.testing import assert_close
 
@@ -19,12 +18,6 @@ from fedmate.core import (
     make_key,
 )
 from fedmate.methods.fedrep import FedRep
-
-
-def training(epochs: int = 2) -> Training:
-    """Momentum and weight decay are on: they would move a part that is not really frozen."""
-    return Training(batch_size=2, epochs=epochs, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-
 
 # -------------------- one step by hand
 
@@ -76,25 +69,3 @@ def test_a_round_by_hand() -> None:
     assert_close(server, {"extractor": {"0.weight": average}, "buffers": {}}, rtol=0, atol=1e-12)
     for client, (_, own) in zip(backend.clients, trained, strict=True):
         assert_close(client["classifier"]["weight"], torch.from_numpy(own)[:, None], rtol=0, atol=1e-12)
-
-
-# -------------------- what stays with the client
-
-
-def test_classifiers_never_mix() -> None:
-    """Given the extractor, a client's classifier is a function of its own data: in round 0, and after any other."""
-    method = FedRep(setup=Setup(normed_model(), 3, 2, training()))
-    ends, servers = [], []
-    for stranger in (CLIENTS[1], CLIENTS[2]):
-        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
-        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
-        for t in range(2):
-            result = backend.run_round(server, Round(t, (0, 1), evaluate=False))
-            assert set(result.server) == {"extractor", "buffers"}
-            assert not any("classifier" in {**report.down, **report.up} for report in result.reports)
-            servers.append(result.server)
-        ends.append(backend.clients)
-    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
-    assert not torch.equal(ends[0][1]["classifier"]["weight"], ends[1][1]["classifier"]["weight"])
-    assert not torch.equal(servers[0]["extractor"]["0.weight"], servers[2]["extractor"]["0.weight"])
-    assert not torch.equal(ends[0][0]["classifier"]["weight"], ends[0][1]["classifier"]["weight"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.methods.small import CLIENTS, TRAINING, normed_model, run, sequences
+from tests.methods.small import CLIENTS, TRAINING, normed_model, run
 from torch import nn
 from torch.testing import assert_close
 
@@ -17,7 +17,6 @@ from fedmate.core import (
     Model,
     Setup,
     Training,
-    Tree,
     Wire,
     client_data,
     make_key,
@@ -64,25 +63,6 @@ def test_a_round_by_hand() -> None:
 
 
 # -------------------- what stays with the client
-
-
-def test_in_round_0_an_extractor_is_a_function_of_the_own_data_alone() -> None:
-    """Others change nothing but the classifier, which is heard of in round 1."""
-    method = LGFedAvg(setup=Setup(normed_model(), 3, 2, TRAINING))
-    ends: list[list[Tree]] = []
-    servers: list[list[Tree]] = []
-    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
-        backend = Sequential(method, Federation((CLIENTS[0], stranger), CLIENTS[0], 3), make_key(4), workers=1)
-        server = method.init_server(method.setup.model.init_params(), 2, make_key(4))
-        ends.append([])
-        servers.append([])
-        for t in range(2):
-            server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
-            ends[-1].append(backend.clients[0])
-            servers[-1].append(server)
-    assert_close(ends[0][0], ends[1][0], rtol=0, atol=0)
-    assert not torch.equal(servers[0][0]["classifier"]["weight"], servers[1][0]["classifier"]["weight"])
-    assert not torch.equal(ends[0][1]["extractor"]["0.weight"], ends[1][1]["extractor"]["0.weight"])
 
 
 @pytest.mark.parametrize("buffers", ["shared", "private"])

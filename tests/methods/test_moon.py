@@ -138,21 +138,6 @@ def test_without_weight_it_is_fedavg_and_fedprox_bit_for_bit(buffers: BufferPoli
             assert_close(a.views, {name: b.views[name] for name in a.views}, rtol=0, atol=0)
 
 
-def test_who_comes_late_trains_as_in_fedavg() -> None:
-    """Its first round is a later one; a client that stayed away since compares with the model it had then."""
-    setup = Setup(normed_model("shared"), 3, 3, TRAINING)
-    moon, average = MOON(setup=setup), FedAvg(setup=setup)
-    backend, results = run(moon, ((1, 2),))
-    server = results[0].server
-    states = [bool(client["has_previous"]) for client in backend.clients]
-    assert states == [False, True, True]
-    for i in range(3):
-        mine = moon.local_update(backend.clients[i], server, CLIENTS[i], make_key(i)).params
-        theirs = average.local_update({}, server, CLIENTS[i], make_key(i)).params
-        same = torch.equal(mine["extractor"]["0.weight"], theirs["extractor"]["0.weight"])
-        assert same == (i == 0)
-
-
 # -------------------- what is compared
 
 

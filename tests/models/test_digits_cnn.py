@@ -6,24 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedmate.core import Model
 from fedmate.errors import UserError
 from fedmate.models.digits_cnn import DigitsCNN
-
-
-@pytest.mark.parametrize("input_shape", [(1, 8, 8), (3, 28, 28), (2, 4, 7)])
-@pytest.mark.parametrize("width", [1, 64])
-def test_shapes(input_shape: tuple[int, ...], width: int) -> None:
-    architecture = DigitsCNN(width=width)
-    module = architecture.build(input_shape, 7)
-    model = Model(module, classifier=architecture.classifier)
-    x = torch.randn(3, *input_shape)
-    params = model.init_params()
-    z, buffers = model.features(params, x)
-    assert z.shape == (3, width)
-    assert buffers == {}
-    assert params["classifier"]["weight"].shape == (7, width)
-    model.check(x, 7)
 
 
 def test_is_two_convolutions_and_two_linear_layers() -> None:
