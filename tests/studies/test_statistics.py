@@ -1,0 +1,140 @@
+"""Figures over seeds, who can be compared with whom, and the sentences under the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.studies.small import STUDY, Run, results_of, study_of
+
+from fedmate.studies.statistics import Figure, Results, over_seeds, pareto_front
+from fedmate.studies.study import Choice
+
+
+def ok(pre: float = 50.0, own: float = 60.0, partition: str = "ab" * 32) -> Run:
+    return Run({"pre": (pre, own), "post": None, "global": (pre, own)}, partition=partition)
+
+
+DIVERGED = Run({"pre": (1.0, 2.0)}, diverged_in=3)
+
+
+def seeds_of(results: Results) -> list[int]:
+    return results.common_seeds(results.study.settings[0])
+
+
+def test_figures_over_seeds_by_hand() -> None:
+    assert over_seeds([]) is None
+    assert over_seeds([None]) is None
+    assert over_seeds([3.0]) == Figure(3.0, None, 1)
+    figure = over_seeds([1.0, None, 3.0])
+    assert figure == Figure(2.0, pytest.approx(2**0.5), 2)
+    assert figure is not None
+    assert figure.standard_error == pytest.approx(1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_the_front_has_the_points_that_no_other_surpasses(points: Sequence[tuple[float, float]]) -> None:
+    front = set(pareto_front(points))
+    for i, (x, y) in enumerate(points):
+        surpassed = any((a > x and b >= y) or (a >= x and b > y) for a, b in points)
+        assert (i in front) == (not surpassed)
+
+
+def test_diverged_runs_have_no_figures(tmp_path: Path) -> None:
+    results = results_of(study_of(tmp_path), {"s10/fedavg": [ok(40.0), DIVERGED, ok(50.0)]})
+    setting, method = results.study.settings[0], results.study.methods[0]
+    assert results.figure(method, setting, "pre", "balanced") == Figure(45.0, pytest.approx(50**0.5), 2)
+    assert results.figure(method, setting, "post", "balanced") is None
+
+
+def test_differences_from_published_figures_are_of_the_same_data_and_length(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    results = results_of(study, {"s10/fedavg": [ok(50.004)]})
+    setting, method = study.settings[0], study.methods[0]
+    assert results.difference(method, setting) == 0.61
+    assert results.difference(method, replace(setting, stands_in_for="cinic10")) is None
+    quick = results_of(study, {"s10/fedavg": [ok(50.004)]}, Choice(quick=True))
+    assert quick.difference(method, setting) is None
+    level = results_of(study, {"s10/fedavg": [ok(49.3899)]})
+    assert str(level.difference(method, setting)) == "0.0"
+
+
+def test_paired_differences_are_of_the_same_partition(tmp_path: Path) -> None:
+    text = STUDY.replace("[methods.local]", '[methods.local]\nview = "pre"')
+    first, second, third = ok(50.0), ok(54.0), ok(99.0, partition="x")
+    results = results_of(
+        study_of(tmp_path, text), {"s10/fedavg": [first, second, third], "s10/local": [ok(40.0), ok(42.0), ok(1.0)]}
+    )
+    fedavg, _, local = results.study.methods
+    figure = results.paired(fedavg, local, results.study.settings[0], "balanced")
+    assert figure == Figure(11.0, pytest.approx(2**0.5), 2)
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "local", "common"),
+    [
+        ([ok(), ok(), ok()], [ok(), ok()], [0, 1]),
+        ([ok(), None, ok()], [ok(), ok(), ok()], [0, 2]),
+        ([ok(), ok()], [DIVERGED, ok()], [0, 1]),
+        ([ok(), ok()], [DIVERGED, None], [0, 1]),
+        ([ok(), ok(), ok()], [DIVERGED, ok(), None], [0, 1, 2]),
+        ([ok(), None], [None, ok()], []),
+        ([DIVERGED], [DIVERGED], []),
+    ],
+)
+def test_common_seeds(
+    tmp_path: Path, fedavg: Sequence[Run | None], local: Sequence[Run | None], common: list[int]
+) -> None:
+    assert seeds_of(results_of(study_of(tmp_path), {"s10/fedavg": fedavg, "s10/local": local})) == common
+
+
+def test_methods_with_every_seed_are_compared_once_more(tmp_path: Path) -> None:
+    text = f"{STUDY}[methods.fedper]\nmethod.name = 'fedper'\n"
+    results = results_of(
+        study_of(tmp_path, text),
+        {"s10/fedavg": [ok(50.0), ok(60.0)], "s10/local": [ok()] * 2, "s10/fedper": [ok(70.0)]},
+    )
+    setting = results.study.settings[0]
+    everyone, some = results.comparable(setting)
+    assert everyone.seeds == "on seed 0, which all methods have"
+    assert everyone.fair.figure(results.study.methods[0], setting, "pre", "balanced") == Figure(50.0, None, 1)
+    assert (some.suffix, some.seeds) == ("_seeds", "on seeds 0, 1, which all methods have")
+    assert [method.key for method in some.results.methods] == ["fedavg", "global", "local"]
+    assert [name for name, _ in some.results.distinct(setting)] == ["FedAvg / global", "local"]
+
+
+def test_notes_name_what_is_missing(tmp_path: Path) -> None:
+    text = STUDY.replace('view = "global"', 'view = "globl"') + "[methods.fedper]\nmethod.name = 'fedper'\n"
+    results = results_of(
+        study_of(tmp_path, text),
+        {
+            "s10/fedavg": [ok()],
+            "s70/fedavg": [ok()],
+            "s10/local": [ok(partition="other")],
+            "s70/local": [DIVERGED],
+        },
+    )
+    assert results.notes() == [
+        "no view `globl`, only pre, global: global",
+        "no view `post`, only pre, global: local (s = 10)",
+        "not run, seed 0: fedper",
+        "diverged in round 3, seed 0: local (s70)",
+        "s10, seed 0: methods had different samples",
+    ]
+
+
+def test_notes_name_stand_ins_and_quick_runs(tmp_path: Path) -> None:
+    text = STUDY.replace("[settings.s70]", "[settings.s70]\ndataset.name = 'cinic10'\nstand_ins = [{name = 'digits'}]")
+    text = text.replace("[settings.s10]", "[settings.s10]\ndataset.name = 'cifar10'")
+    study = study_of(tmp_path, text)
+    chosen, _ = study.with_data(Choice(), tmp_path)
+    assert results_of(chosen, {}).notes()[:2] == ["s70: digits stands in for cinic10", "left out, data missing: s = 10"]
+    assert results_of(study, {}, Choice(quick=True)).notes()[0].startswith("--quick: ")
+    validated = study_of(tmp_path, STUDY.replace("[base]", "[base]\nevaluate_on = 'validation'"))
+    assert results_of(validated, {}).notes()[0] == (
+        "validation samples that no client holds, not the test split: all methods"
+    )

@@ -1,0 +1,118 @@
+"""Tables and plots of a study, compared with numbers that can be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.studies.small import STUDY, Run, results_of, study_of
+
+from fedmate.studies.output import folder_name, save
+from fedmate.studies.plots import curves, line, panels, tradeoffs
+from fedmate.studies.statistics import Results
+from fedmate.studies.study import Choice
+from fedmate.studies.tables import accuracy, differences, tables, to_frame, tradeoff, views
+
+
+def run(pre: float, own: float, diverged_in: int | None = None) -> Run:
+    accuracy = {"pre": (pre, own), "post": None, "global": (pre, own)}
+    curve = [(1, {"pre": (pre / 2, own / 2)}), (2, {"pre": (pre, own)})]
+    return Run(accuracy, curve, diverged_in)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return results_of(
+        study_of(tmp_path),
+        {
+            "s10/fedavg": [run(50.0, 60.0), run(52.0, 61.0)],
+            "s10/local": [run(40.0, 70.0), run(41.0, 73.0)],
+            "s70/fedavg": [run(30.0, 30.0), run(1.0, 1.0, diverged_in=2)],
+        },
+    )
+
+
+def test_accuracy_beside_published_figures(results: Results) -> None:
+    sheet = accuracy(results)
+    assert sheet.head == ["method", "view", "published", "accuracy", "difference", "accuracy"]
+    assert sheet.groups == ["", "", *["s = 10"] * 3, "s70"]
+    assert sheet.rows == [
+        ["FedAvg", "`pre`", "49.39", "51.00 ± 1.41", "+1.61", "30.00 (1 of 2 diverged)"],
+        ["global", "`global`", "", "51.00 ± 1.41", "", "30.00 (1 of 2 diverged)"],
+        ["local", "`post`", "", "-", "", ""],
+    ]
+    assert sheet.bold == {(0, 3), (1, 3), (0, 5), (1, 5)}
+    assert sheet.title == "Small"
+    assert "published in: Table 7" in sheet.notes
+
+
+def test_every_view_with_both_tests(results: Results) -> None:
+    sheet = views(results, results.settings[0])
+    assert sheet.head == ["method", *["`pre`", "`post`", "`global`"] * 2]
+    balanced, own = "51.00 ± 1.41", "60.50 ± 0.71"
+    assert sheet.rows[0] == ["FedAvg / global", balanced, "-", balanced, own, "-", own]
+    assert sheet.bold == {(0, 1), (0, 3), (1, 2)}
+
+
+def test_differences_from_the_reference(tmp_path: Path) -> None:
+    study = study_of(tmp_path, STUDY.replace("[methods.local]", '[methods.local]\nview = "pre"'))
+    found = results_of(study, {"s10/fedavg": [run(50.0, 60.0), run(52.0, 61.0)], "s10/local": [run(40.0, 70.0)] * 2})
+    sheet, other = differences(found)
+    assert sheet.rows == [
+        ["local", "`pre`", "40.00 ± 0.00", "70.00 ± 0.00", "2"],
+        ["FedAvg", "`pre`", "+11.00 ± 1.00", "-9.50 ± 0.50", "2"],
+        ["global", "`global`", "+11.00 ± 1.00", "-9.50 ± 0.50", "2"],
+    ]
+    assert other.rows[1] == ["FedAvg", "`pre`", "", "", ""]
+    assert not differences(results_of(study_of(tmp_path, STUDY.replace('reference = "local"', "")), {}))
+
+
+def test_tradeoff_and_its_front(results: Results) -> None:
+    (group,) = results.comparable(results.settings[0])
+    sheet = tradeoff(group, results.settings[0])
+    assert sheet.rows == [
+        ["FedAvg", "`pre`", "51.00 ± 1.00", "60.50 ± 0.50", "2", "yes"],
+        ["global", "`global`", "51.00 ± 1.00", "60.50 ± 0.50", "2", "yes"],
+    ]
+    assert "left out, no figures: local" in sheet.notes
+
+
+def test_the_long_form_has_every_figure_once(results: Results) -> None:
+    frame = to_frame(results)
+    assert not frame.duplicated(["setting", "method", "view", "test"]).any()
+    compared = frame[frame.compared & (frame.setting == "s10")].set_index("method")
+    assert compared.loc["fedavg", ["mean", "std", "seeds", "published", "difference"]].tolist() == [
+        *(51.0, 1.41, 2, 49.39, 1.61),
+    ]
+    assert frame[(frame.setting == "s70") & (frame.method == "fedavg")].diverged.eq(1).all()
+
+
+def test_lines_keep_their_look_and_show_the_spread(results: Results) -> None:
+    (plot,) = curves(results)
+    assert plot.name == "curves"
+    fedavg = results.study.methods[0]
+
+    def series(method: object, setting: object) -> list[object]:
+        return [line(results, fedavg, results.settings[0], {1: None})]
+
+    assert not panels(results, series)  # type: ignore[arg-type]
+    assert [plot.name for plot in tradeoffs(results)] == ["tradeoff_s10", "tradeoff_s70"]
+
+
+def test_files_are_written_anew_at_each_call(results: Results, tmp_path: Path) -> None:
+    saved = save(results, tmp_path)
+    assert saved.folder == tmp_path / "tables" / "small"
+    made = {path.name for path in saved.folder.iterdir()}
+    for name in ("accuracy", "differences_s10", "front_s10", "views_s70"):
+        assert {f"{name}.md", f"{name}.tex", f"{name}.csv"} <= made
+    assert {"figures.csv", "curves.svg", "curves.pdf", "tradeoff_s10.png"} <= made
+    assert "51.00 ± 1.41" in (saved.folder / "accuracy.md").read_text()
+    before = {path.name: path.read_bytes() for path in saved.folder.iterdir() if path.suffix != ".pdf"}
+    save(results, tmp_path)
+    assert {name: (saved.folder / name).read_bytes() for name in before} == before
+
+
+def test_quick_and_tuned_results_have_titles_and_folders_of_their_own(tmp_path: Path) -> None:
+    found = results_of(study_of(tmp_path), {"s10/fedavg": [run(50.0, 60.0)]}, Choice(quick=True, tuned=True))
+    assert folder_name(found) == "small-tuned-quick"
+    assert not found.runs or all("--quick" in sheet.title for sheet in tables(found))
