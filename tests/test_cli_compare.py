@@ -137,6 +137,7 @@ def test_an_interrupted_study_is_saved_and_continues(tmp_path: Path, jobs: str) 
     assert len(Records(tmp_path / "studies", "small").all()) == 2
 
 
+@pytest.mark.kills
 def test_killed_processes_lose_no_finished_run(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     for folder in (alone, shared):
