@@ -27,6 +27,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "data": ("data", "core", "registry", "storage", "errors"),
     "models": ("models", "core", "registry", "errors"),
     "report": ("report", "experiment.record", "errors"),
+    "studies": (
+        *("studies", "experiment", "report", "core", "data", "methods"),
+        *("registry", "storage", "errors"),
+    ),
     "registry": ("errors",),
     "storage": ("errors",),
     "errors": (),
