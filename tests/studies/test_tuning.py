@@ -21,7 +21,7 @@ from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.run import Observer
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.methods import METHODS
-from fedmate.progress import Silence
+from fedmate.progress import RunProgress
 from fedmate.studies import tuning
 from fedmate.studies.records import Records, RunSummary
 from fedmate.studies.run import Watcher, Work
@@ -61,7 +61,7 @@ class Listener(Watcher):
         if run == self._stop_at:
             raise KeyboardInterrupt
         self.runs.append(run)
-        return Silence()
+        return RunProgress(None)
 
     def ended(self, run: str, seconds: float) -> None:
         pass
