@@ -166,22 +166,13 @@ LIST = "give a list of names, such as `['fedmate', 'fedavg']`."
 FOLDER = "give the path of a run's folder."
 CALLS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "one method": (fedmate.compare, "fedavg", f"`methods` is a str; {LIST}"),
-    "no methods": (fedmate.compare, None, f"`methods` is None; {LIST}"),
-    "no order": (fedmate.compare, {"fedavg"}, f"`methods` is a set; {LIST}"),
     "no name": (fedmate.compare, ["fedavg", 3], "`methods[1]` is an int; give one name, as a string."),
     "a comparison to go on with": (lambda folder: fedmate.compare(resume=folder), 3, f"`resume` is an int; {FOLDER}"),
     "no record": (fedmate.load, None, f"`folder` is None; {FOLDER}"),
-    "a number for a record": (fedmate.load, 3, f"`folder` is an int; {FOLDER}"),
-    "nothing to export": (lambda folder: fedmate.export(folder, client=0), None, f"`folder` is None; {FOLDER}"),
     "a client's name": (
         lambda client: fedmate.export("run", client=client),
         "3",
         "`client` is a str; give its number.",
-    ),
-    "no file to export to": (
-        lambda to: fedmate.export("run", client=0, to=to),
-        3,
-        "`to` is an int; give the path of a file.",
     ),
     "no model": (fedmate.load_model, None, "`path` is None; give the path of a file."),
     "nothing that predicts": (
@@ -189,17 +180,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         network(),
         "`model` is a Sequential; give what `fedmate.export` gave, or the path of its file.",
     ),
-    "a pair to adapt to": (
-        lambda data: fedmate.adapt("run", data),
-        samples(0, 9),
-        "`data` is a tuple; give a `fedmate.Pool(x, y)`, or the path of an `.npz` or `.csv` file.",
-    ),
     "nothing to adapt": (lambda folder: fedmate.adapt(folder, POOL), None, f"`folder` is None; {FOLDER}"),
-    "no file to adapt to": (
-        lambda to: fedmate.adapt("run", POOL, to=to),
-        3,
-        "`to` is an int; give the path of a file.",
-    ),
 }
 
 

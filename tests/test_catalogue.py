@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
 from fedmate.catalogue import TABLES, catalogue
-from fedmate.core import option
 from fedmate.core.options import options_of
 from fedmate.costs import costs_of
-from fedmate.data import DATASETS, Arrays, Dataset
 from fedmate.errors import UserError
 from fedmate.experiment.tuned import tuned_on
 from fedmate.methods import METHODS
 
 KINDS = ["methods", "datasets", "partitions", "models", "backends"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Toy(Dataset):
-    """Nothing but an entry.
-
-    With a second paragraph that nobody sees.
-    """
-
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {"authors": {}, "tuned": {}}
-
-    size: int | None = option(None, "how many samples there are")
-
-    def load(self, folder: Path) -> Arrays:
-        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +90,6 @@ def test_methods_of_other_packages_are_asked_too_and_cannot_break_the_list(
     assert "`function` is <function function" in after["function"][0]
     assert "`Gone` of the entry point `more_methods:Gone` cannot be loaded" in after["Gone"][0]
     assert set(methods) <= set(lines)
-
-
-def test_presets_are_listed_and_an_option_without_default_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS._rows, "toy", Toy)
-    lines = list(catalogue("datasets"))
-    at = next(i for i, line in enumerate(lines) if line.startswith("  toy"))
-    assert lines[at].split(maxsplit=1)[1] == "Nothing but an entry."
-    assert lines[at + 1 : at + 4] == [
-        "      size: how many samples there are",
-        "      starts from: nothing of its own",
-        "      preset: authors, tuned",
-    ]
 
 
 @pytest.mark.parametrize(

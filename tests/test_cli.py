@@ -115,16 +115,6 @@ def test_one_method_makes_the_folder_the_record(fedmate_: Fedmate, tmp_path: Pat
     assert tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["rounds"] == 2
 
 
-def test_a_comparison_whose_methods_are_not_trained_alike_says_so(fedmate_: Fedmate, tmp_path: Path) -> None:
-    asked = ["run", "--method", "fedprox", "--method", "fedavg", "--set", "method.preset=authors", *SMALL]
-    answer = fedmate_(*asked, "--set", "training.epochs=1", "--out", "unlike")
-    assert answer.status == 0
-    (note,) = [line for line in answer.out.splitlines() if "not trained alike" in line]
-    assert "fedprox batch_size 10, learning_rate 0.01" in note
-    assert "fedavg batch_size 50, learning_rate 0.02" in note
-    assert "epochs" not in note
-
-
 def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmate, tmp_path: Path) -> None:
     answer = fedmate_("run", "--method", "local", "--method", "fedper", *SMALL, "--out", "both")
     assert (answer.status, answer.err) == (0, "")
@@ -239,18 +229,6 @@ def test_a_finished_record_is_never_overwritten(fedmate_: Fedmate, tmp_path: Pat
 
 
 # What divergence gets.
-
-
-def test_divergence_is_status_3_and_one_sentence(fedmate_: Fedmate, tmp_path: Path) -> None:
-    answer = fedmate_("run", "--method", "fedavg", *SMALL, "--set", "training.learning_rate=1e30", "--out", "record")
-    assert answer.status == 3
-    (sentence,) = answer.err.splitlines()
-    assert lacking(sentence, ["every client", "round 1 ", "lower the learning rates"]) == []
-    assert "Traceback" not in answer.out
-    config = tomllib.loads((tmp_path / "record" / "config.toml").read_text(encoding="utf-8"))
-    assert config["training"]["learning_rate"] == 1e30
-    summary = json.loads((tmp_path / "record" / "summary.json").read_text(encoding="utf-8"))
-    assert (summary["diverged_in_round"], summary["headline"]["mean"]) == (1, None)
 
 
 def test_a_method_that_diverges_does_not_stop_the_comparison(fedmate_: Fedmate, tmp_path: Path) -> None:

@@ -107,18 +107,6 @@ def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
     assert re.search(r"fedavg .*round +3/4 +45\.68 % +[\d:-]+", shown(text).splitlines()[-1])
 
 
-def test_a_sentence_stands_above_the_bars(four_rounds: Built) -> None:
-    console, file = terminal()
-    with bars(console) as display:
-        bar = RunProgress(console, display)
-        bar.started(four_rounds, 0)
-        bar.warned("left out [0, 1] and [red]")
-        bar.round_done(4, 50.0)
-    lines = [line.rstrip() for line in shown(file.getvalue()).replace("\r", "\n").splitlines()]
-    assert "left out [0, 1] and [red]" in lines
-    assert lines.index("left out [0, 1] and [red]") < max(i for i, line in enumerate(lines) if "4/4" in line)
-
-
 def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: Built) -> None:
     for console, file in (piped(), terminal()):
         with Display(console) as display:

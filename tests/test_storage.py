@@ -56,21 +56,6 @@ def one_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """Let the disk hold `room` more bytes."""
-    write = os.write
-
-    def limited(descriptor: int, data: memoryview) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = write(descriptor, bytes(data[:room]))
-        room -= written
-        return written
-
-    monkeypatch.setattr(os, "write", limited)
-
-
 # -------------------- one file
 
 
@@ -107,14 +92,6 @@ def test_what_is_promised_to_be_on_the_disk_is_brought_there(
     monkeypatch.setattr(os, "fsync", noted)
     write(tmp_path / "file", b"content")
     assert found == [False, True][:synced]
-
-
-@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_permissions_follow_the_umask(tmp_path: Path, write: Callable[[Path, bytes], None], mask: int) -> None:
-    with umask(mask):
-        write(tmp_path / "file", b"content")
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask
 
 
 # -------------------- never over another
@@ -159,27 +136,6 @@ def test_a_file_system_without_links_gets_its_files_all_the_same(
 # -------------------- replace
 
 
-@ANY_NAME
-def test_a_replaced_file_has_the_new_content_and_no_companion(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"old and longer")
-    storage.replace(tmp_path / name, b"new")
-    assert tree(tmp_path) == {name: b"new"}
-    storage.replace(tmp_path / "fresh", b"first")
-    assert (tmp_path / "fresh").read_bytes() == b"first"
-    assert len(names(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("room", [0, 1, 6])
-def test_a_disk_that_fills_up_leaves_the_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
-    (tmp_path / "file").write_bytes(b"old")
-    full_disk(monkeypatch, room)
-    with pytest.raises(OSError, match="No space left"):
-        storage.replace(tmp_path / "file", b"content")
-    assert tree(tmp_path) == {"file": b"old"}
-
-
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "replace"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_replacement_leaves_the_old_content(
@@ -200,13 +156,6 @@ def test_an_interrupted_replacement_leaves_the_old_content(
 
 
 # -------------------- a file that takes its name when it is whole
-
-
-def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", refuse)
 
 
 # -------------------- folders

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -21,16 +19,6 @@ import fedmate
 FEDMATE = str(Path(sys.executable).with_name("fedmate"))
 SMALL = ("rounds=3", "partition.clients=4", "partition.examples=20", "training.epochs=1", "backend=sequential")
 """Quickly begun: trying the vectorised back end loads much. The installed wheel is run without a word about it."""
-
-
-def split_before(text: str, headings: Sequence[str]) -> list[str]:
-    """Cut a text before each of the lines that are `headings`."""
-    parts: list[str] = []
-    for line in text.splitlines(keepends=True):
-        if line.rstrip("\n") in headings:
-            parts.append("")
-        parts[-1] += line
-    return parts
 
 
 def settings(*assignments: str) -> list[str]:
@@ -86,13 +74,6 @@ def test_a_comparison_prints_a_table_and_its_configuration_repeats_it(tmp_path: 
     assert tomllib.loads(configs[0]) == tomllib.loads(configs[1])
 
 
-def test_a_mistake_is_one_sentence_and_status_2(tmp_path: Path) -> None:
-    answer = call([FEDMATE, "run", "--method", "fedrap"], tmp_path)
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr == "Error: `method.name`: `fedrap` is not among the methods; did you mean `fedrep`?\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_help_is_quick_and_leaves_torch_alone(tmp_path: Path) -> None:
     assert quickest([FEDMATE, "--help"], tmp_path) < 1
     program = """
@@ -108,36 +89,6 @@ print("heavy", sorted({"torch", "numpy", "sklearn", "scipy"} & set(sys.modules))
     for arguments in (["--help"], ["run", "--help"], ["list", "--help"], ["--version"]):
         answer = call([sys.executable, "-c", program, *arguments], tmp_path)
         assert answer.stdout.splitlines()[-2:] == ["status 0", "heavy []"], answer.stderr
-
-
-def test_a_terminal_shows_a_live_bar(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    command = [FEDMATE, "run", "--method", "local", *settings(*SMALL, "eval_every=1"), "--out", "record"]
-    seen = b""
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env={**environment(), "TERM": "xterm-256color", "COLUMNS": "100"},
-        stdin=theirs,
-        stdout=theirs,
-    ) as process:
-        os.close(theirs)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and select.select([ours], [], [], 60)[0]:
-            try:
-                chunk = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            seen += chunk
-        status = process.wait(timeout=60)
-    os.close(ours)
-    text = seen.decode()
-    assert status == 0
-    assert "\x1b[" in text
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    mean = read_summary(tmp_path / "record")["headline"]["mean"]
-    assert re.search(rf"local .*round +3/3 +{mean:.2f} % ", plain)
-    assert "Records: record" in plain
 
 
 def test_an_interrupt_leaves_a_record_that_can_be_read(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,26 +12,10 @@ import torch
 from fedmate.backends.sequential import Sequential
 from fedmate.backends.vectorised import Vectorised
 from fedmate.core import Augmentation, flatten
-from fedmate.data import DATASETS, Arrays, Dataset, Samples
+from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build, flops_per_step
 from fedmate.experiment.config import ConfigSource, parse_set, resolve
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split(Dataset):
-    """Has a test split of its own, without any sample of class 3."""
-
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        return {"partition": {"name": "iid", "clients": 3}}
-
-    def load(self, folder: Path) -> Arrays:
-        def samples(labels: list[int]) -> Samples:
-            y = np.array(labels, dtype=np.int64)
-            return Samples((y[:, None, None, None] + np.zeros((len(y), 1, 8, 8))).astype(np.float32), y)
-
-        return Arrays(samples([0, 1, 2, 3] * 6), samples([0, 1, 2, 2, 1]), ("a", "b", "c", "d"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,12 +45,6 @@ def standardised_digits() -> torch.Tensor:
 
 def rows(x: torch.Tensor) -> list[bytes]:
     return [sample.numpy().tobytes() for sample in x.cpu()]
-
-
-def test_auto_is_decided_and_written_down() -> None:
-    general = built().experiment.general
-    assert general.device == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert general.backend == "vectorised"
 
 
 def test_auto_takes_the_loop_for_large_steps_on_a_cpu() -> None:
@@ -110,13 +86,6 @@ def test_clients_hold_what_the_partition_dealt_and_the_test_split_is_the_rest() 
     assert everything == sorted(rows(standardised_digits()))
 
 
-def test_samples_keep_their_labels() -> None:
-    federation, arrays = built().federation, DATASETS["digits"]().load(Path())
-    labels = {(row, int(y)) for row, y in zip(rows(standardised_digits()), arrays.train.y, strict=True)}
-    for data in (*federation.clients, federation.test):
-        assert {(row, int(y)) for row, y in zip(rows(data.x), data.y, strict=True)} <= labels
-
-
 def test_the_same_seed_deals_and_starts_alike_whatever_the_precision() -> None:
     one, again, other, precise = built(), built(), built("seed=1"), built("dtype=float64")
     for i in range(4):
@@ -137,29 +106,6 @@ def test_building_leaves_the_global_generators_alone() -> None:
     built()
     assert torch.equal(torch.get_rng_state(), expected[0])
     assert np.random.rand() == expected[1]
-
-
-def test_the_parts_fit_together() -> None:
-    made = built("dtype=float64", "rounds=7", "method.name=fedper", "method.personal_layers=2", "model.width=5")
-    setup = made.method.setup
-    assert made.federation.clients[0].x.dtype == torch.float64
-    params = setup.model.init_params()
-    assert {leaf.dtype for leaf in flatten(params).values()} == {torch.float64}
-    assert params["classifier"]["weight"].shape == (10, 5)
-    assert (setup.rounds, setup.num_classes, setup.training) == (7, 10, made.experiment.training)
-    assert vars(made.method)["personal_layers"] == 2
-    assert isinstance(made.backend, Vectorised)
-    assert vars(made.backend.method)["personal_layers"] == 2
-    assert made.backend.federation is made.federation
-    assert len(made.backend.clients) == 4
-
-
-def test_a_data_set_may_bring_its_own_test_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DATASETS._rows, "split", Split)
-    made = build(resolve([parse_set(["dataset.name=split", "training.batch_size=8"])]))
-    assert made.federation.test.y.tolist() == [0, 1, 2, 2, 1]
-    assert [len(data.y) for data in made.federation.clients] == [8, 8, 8]
-    assert made.warnings == ["The test split has no sample of class 3: averages leave it out."]
 
 
 @pytest.mark.parametrize(

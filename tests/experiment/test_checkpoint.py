@@ -12,17 +12,10 @@ import pytest
 import torch
 
 from fedmate import storage
-from fedmate.backends.base import Round
 from fedmate.core import Tree
 from fedmate.core.serialise import DamagedError, pack
 from fedmate.errors import UserError
-from fedmate.experiment import checkpoint as module
-from fedmate.experiment.build import build
 from fedmate.experiment.checkpoint import Checkpoint, Manifest, RunState
-from fedmate.experiment.config import parse_set
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.run import begin, initial_server
-from fedmate.methods import METHODS
 
 CONFIG = "rounds = 9\n"
 INITIAL: Tree = {"extractor": {"w": torch.arange(4.0)}, "buffers": {}}
@@ -67,14 +60,6 @@ def same(one: Tree, other: Tree) -> bool:
         else value.dtype == other[name].dtype and torch.equal(value, other[name])
         for name, value in one.items()
     )
-
-
-def in_order(tree: Tree, like: Tree) -> Tree:
-    """Sort the keys of a tree as another one does."""
-    assert tree.keys() == like.keys()
-    return {
-        name: in_order(tree[name], value) if isinstance(value, dict) else tree[name] for name, value in like.items()
-    }
 
 
 def check_holds(folder: Path, done: int, versions: dict[int, int]) -> None:
@@ -161,34 +146,6 @@ def test_before_the_first_round_everybody_is_where_they_start(tmp_path: Path) ->
 def test_what_is_saved_comes_back(folder: Path) -> None:
     assert set(listing(folder)) == FILES
     check_holds(folder, 2, BEFORE)
-
-
-def settings(method: str) -> list[str]:
-    shorter = ["method.tuning_epochs=0"] if method in ("fedavg", "fedrep") else []
-    small = ["partition.clients=4", "partition.examples=10", "training.epochs=1", "model.width=8", "rounds=3"]
-    return [*small, *shorter]
-
-
-@pytest.mark.parametrize("method", sorted(METHODS._rows))
-@pytest.mark.parametrize("backend", ["sequential", "vectorised"])
-def test_the_states_of_every_method_come_back_bit_by_bit(tmp_path: Path, method: str, backend: str) -> None:
-    (experiment,) = compose(Request(None, [method], "digits", parse_set([*settings(method), f"backend={backend}"])))
-    built = build(experiment)
-    begin(tmp_path / "run", built)
-    checkpoint, server = Checkpoint(tmp_path / "run"), initial_server(built)
-    starts = [built.backend.clients[i] for i in range(4)]
-    for t, participants in enumerate([(0, 2), (0, 3)]):
-        server = built.backend.run_round(server, Round(t, participants, evaluate=False)).server
-        checkpoint.save(RunState(t + 1), server, {i: built.backend.clients[i] for i in participants})
-    found = Checkpoint(tmp_path / "run")
-    assert same(found.server(initial_server(built)), in_order(server, initial_server(built)))
-    for i, start in enumerate(starts):
-        assert same(found.client(i, start), in_order(built.backend.clients[i], start))
-    # What is compared does change from round to round.
-    assert method == "local" or not same(in_order(server, initial_server(built)), initial_server(built))
-    keeps_nothing_new = ("fedavg", "fedbabu", "fedfa", "fedpac", "fedprox")
-    assert (method in keeps_nothing_new) == same(in_order(built.backend.clients[0], starts[0]), starts[0])
-    assert same(built.backend.clients[1], starts[1])
 
 
 def test_a_manifest_comes_back() -> None:
@@ -319,14 +276,6 @@ def expected_files(versions: dict[int, int], done: int) -> set[str]:
     return states | {"checkpoint.json", "initial.safetensors", f"server-{done:06d}.safetensors"}
 
 
-def test_an_empty_folder_that_a_copy_left_out_is_made_again(tmp_path: Path) -> None:
-    checkpoint = create(tmp_path / "run")
-    (tmp_path / "run" / "checkpoint" / "clients").rmdir()
-    checkpoint.clean()
-    save(checkpoint, 1, [3])
-    check_holds(tmp_path / "run", 1, {3: 1})
-
-
 def test_cleaning_deletes_what_a_kill_left_and_nothing_else(folder: Path) -> None:
     left = ("server-000004.safetensors", "clients/000007-000004.safetensors", "clients/000007-000000.safetensors")
     for name in (*OWN_FILES, *left, "checkpoint.json.new", "lock"):
@@ -334,14 +283,6 @@ def test_cleaning_deletes_what_a_kill_left_and_nothing_else(folder: Path) -> Non
     Checkpoint(folder).clean()
     assert set(listing(folder)) == FILES | {*OWN_FILES, "lock"}
     check_holds(folder, 2, BEFORE)
-
-
-def test_a_new_run_on_torn_files_of_its_own_writes_over_them(folder: Path) -> None:
-    """What an interrupted attempt at round 4 left is no obstacle for the next."""
-    for name in ("server-000004.safetensors", "clients/000007-000004.safetensors", "checkpoint.json.new"):
-        (folder / "checkpoint" / name).write_bytes(b"torn " * 10_000)
-    save(Checkpoint(folder), 4, [7, 20])
-    check_holds(folder, 4, AFTER)
 
 
 # -------------------- damage
@@ -454,23 +395,6 @@ def test_damage_is_found_and_the_file_is_named(folder: Path, case: str) -> None:
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize("name", [SERVER, SEVEN, "initial.safetensors"])
-def test_flipped_bits_all_over_a_state_are_found(folder: Path, name: str) -> None:
-    path = folder / "checkpoint" / name
-    data, found = path.read_bytes(), Checkpoint(folder)
-    read: dict[str, Callable[[], object]] = {
-        SERVER: lambda: found.server(server_state(0)),
-        SEVEN: lambda: found.client(7, client_state(7, 0)),
-        "initial.safetensors": found.initial,
-    }
-    for place in range(0, 8 * len(data), 7):
-        damaged = bytearray(data)
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match="is damaged or foreign"):
-            read[name]()
-
-
 def test_every_flipped_bit_and_every_truncation_of_a_manifest_is_found(folder: Path) -> None:
     data = (folder / "checkpoint" / "checkpoint.json").read_bytes()
     assert Manifest.from_json(data).state == state_after(2)
@@ -483,15 +407,6 @@ def test_every_flipped_bit_and_every_truncation_of_a_manifest_is_found(folder: P
     for size in range(len(data) - 1):
         with pytest.raises(DamagedError):
             Manifest.from_json(data[:size])
-
-
-def test_a_checkpoint_of_another_format_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "FORMAT", module.FORMAT + 1)
-        text = Manifest("x", RunState(), []).to_json()
-    (folder / "checkpoint" / "checkpoint.json").write_bytes(text)
-    with pytest.raises(UserError, match="it was written by another version of fedmate; put the folder back"):
-        Checkpoint(folder)
 
 
 def test_an_edited_configuration_is_refused(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -10,18 +9,13 @@ import torch
 from torch import Tensor
 
 from fedmate.backends.base import View
-from fedmate.core import ClientData, client_data
-from fedmate.experiment.evaluate import evaluate_view, label_distribution, spread
+from fedmate.experiment.evaluate import evaluate_view, spread
 
 NAN = math.nan
 
 
 def matrix(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
-
-
-def data(*labels: int) -> ClientData:
-    return client_data(torch.zeros(len(labels), 1), torch.tensor(labels))
 
 
 def view(clients: tuple[int, ...], accuracies: Tensor) -> View:
@@ -31,12 +25,6 @@ def view(clients: tuple[int, ...], accuracies: Tensor) -> View:
 
 LABELS = matrix([0.5, 0.5, 0.0], [0.0, 0.25, 0.75])
 """Two clients, three classes."""
-
-
-def test_label_distributions_are_the_clients_own() -> None:
-    labels = label_distribution((data(0, 0, 1, 1), data(1, 2, 2, 2)), 3)
-    assert labels.dtype == torch.float64
-    assert torch.equal(labels, LABELS)
 
 
 def test_both_tests_by_hand() -> None:
@@ -87,24 +75,6 @@ def test_a_client_without_any_tested_class_has_no_own_figure() -> None:
     assert figures["own"]["clients"][1] == pytest.approx(80.0)
     assert figures["own"]["mean"] == pytest.approx(80.0)
     assert figures["balanced"]["clients"] == pytest.approx([60.0, 80.0])
-
-
-def test_those_who_did_not_take_part_have_no_figure() -> None:
-    labels = matrix([1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
-    figures = evaluate_view(view((1, 3), matrix([0.0, 0.8], [0.4, 0.2])), labels)
-    assert figures["balanced"]["clients"] == [None, pytest.approx(40.0), None, pytest.approx(30.0)]
-    # Each with its own labels: client 1 has class 1 only; client 3 gets 0.25 * 0.4 + 0.75 * 0.2 = 0.25.
-    assert figures["own"]["clients"] == [None, pytest.approx(80.0), None, pytest.approx(25.0)]
-    assert figures["own"]["mean"] == pytest.approx(52.5)
-
-
-def test_nothing_at_all_is_null() -> None:
-    figures = evaluate_view(view((0,), matrix([NAN, NAN, NAN])), LABELS)
-    for test in ("balanced", "own"):
-        assert {figures[test][key] for key in ("mean", "std", "worst_tenth")} == {None}
-        assert figures[test]["per_class"] == [None] * 3
-        assert figures[test]["clients"] == [None, None]
-    json.dumps(figures, allow_nan=False)
 
 
 @pytest.mark.parametrize(

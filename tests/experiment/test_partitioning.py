@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmate import Pool, Sites
+from fedmate import Sites
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, parse_set
@@ -113,14 +113,6 @@ def test_clients_hold_rows_of_the_training_part_and_the_test_split_is_the_data_s
     np.testing.assert_array_equal(made.class_counts(), expected)
 
 
-def test_the_partition_gets_the_groups_and_the_clients_of_the_data_set() -> None:
-    counts = dealt("partition.name=share", "partition.share=0", "partition.clients=4").class_counts()
-    assert [np.flatnonzero(row).tolist() for row in counts] == [[0, 1], [2], [3], [0, 1]]
-    natural = [[*range(first, len(TRAIN.y), 7)] for first in range(7)]
-    made = dealt("partition.name=natural", "partition.clients=7", "partition.examples=1000")
-    assert lists(made.clients) == natural
-
-
 def test_a_data_set_without_a_test_split_is_tested_on_what_nobody_holds() -> None:
     made = dealt(dataset="whole")
     held = {*np.concatenate(made.clients).tolist()}
@@ -130,20 +122,6 @@ def test_a_data_set_without_a_test_split_is_tested_on_what_nobody_holds() -> Non
 
 
 # -------------------- a user's own arrays
-
-
-def pool(labels: list[int], **more: Any) -> UserInputs:
-    return UserInputs(data=Pool(np.arange(len(labels), dtype=np.float32)[:, None], labels, **more))
-
-
-def test_pooled_samples_leave_a_fifth_of_each_class_for_the_test() -> None:
-    given = pool([0] * 50 + [1] * 25 + [2])
-    made = split_samples(experiment_of("partition.name=iid", "partition.clients=5", dataset=None, given=given), given)
-    assert np.bincount(made.test.y, minlength=3).tolist() == [10, 5, 0]
-    assert {len(rows) for rows in made.clients} == {(76 - 15) // 5}
-    # Nobody trains on what all are tested on; rows count in what was given.
-    held = made.arrays.train.x[np.concatenate(made.clients)]
-    assert not {*made.test.x[:, 0].tolist()} & {*held[:, 0].tolist()}
 
 
 def test_sites_are_taken_as_they_are() -> None:
@@ -291,16 +269,6 @@ def test_clients_read_their_own_samples() -> None:
         assert bool(data.mask.all())
     assert torch.equal(federation.test.x[:, 0, 1, 1], (torch.arange(20) + 10_000 - 2).float() / 4)
     assert federation.test.y.tolist() == made.test.y.tolist()
-
-
-def test_samples_lie_on_the_device_once_and_only_if_somebody_holds_them() -> None:
-    experiment = experiment_of("partition.name=pathological", "partition.clients=6", "partition.redundant_clients=0.5")
-    made = split_samples(experiment, NO_INPUTS)
-    federation = make_federation(experiment, made)
-    sources = {id(data.source.samples) for data in federation.clients}
-    assert len(sources) == 1
-    held = np.unique(np.concatenate(made.clients))
-    assert len(federation.clients[0].source.samples) == len(held) < sum(len(rows) for rows in made.clients)
 
 
 def test_clients_of_the_data_set_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

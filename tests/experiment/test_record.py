@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
@@ -88,20 +87,6 @@ def test_a_file_that_cannot_be_read_is_named(recorder: Recorder, record: Record,
     assert str(caught.value).startswith(f"`{recorder.folder / name}` cannot be read (")
 
 
-def test_diagnostics_are_read_by_round(recorder: Recorder, record: Record) -> None:
-    with pytest.raises(UserError, match="its method records none"):
-        record.diagnostics(2)
-    mask = torch.tensor([[True, False]])
-    recorder.add_diagnostics(2, {"clients/mask": mask.T, "server/scale": torch.tensor(0.5)})
-    recorder.add_diagnostics(4, {"clients/mask": ~mask})
-    recorder.add_diagnostics(6, {})
-    found = record.diagnostics(2)
-    assert torch.equal(found["clients/mask"], mask.T)
-    assert torch.equal(found["server/scale"], torch.tensor(0.5))
-    with pytest.raises(UserError, match=r"no diagnostics of round 6; it has 2, 4\."):
-        record.diagnostics(6)
-
-
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "both").mkdir()
@@ -121,11 +106,3 @@ def test_a_comparison_names_its_runs_and_nothing_outside_itself(tmp_path: Path) 
     names = ["local", "../fedavg", "/etc/fedper"]
     (tmp_path / "comparison.json").write_text(json.dumps({"runs": names}), encoding="utf-8")
     assert runs_of(tmp_path) == [tmp_path / "local", tmp_path / "fedavg", tmp_path / "fedper"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": 3}', '{"runs": [3]}'])
-def test_a_damaged_comparison_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "comparison.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        runs_of(tmp_path)
-    assert f"`{tmp_path / 'comparison.json'}` cannot be read" in str(caught.value)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import platform
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,14 +30,6 @@ def begin_a_run(folder: Path) -> None:
         pass
 
 
-def test_a_new_record_says_what_is_about_to_run(tmp_path: Path) -> None:
-    folder = tmp_path / "deep" / "down" / "run"
-    begun(folder, 'device = "東京"\n')
-    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "environment.json", "partition.json"]
-    assert (folder / "config.toml").read_text(encoding="utf-8") == 'device = "東京"\n'
-    assert json.loads((folder / "environment.json").read_text(encoding="utf-8")) == environment()
-
-
 def test_the_environment_names_versions_machine_and_commit() -> None:
     found = environment()
     assert found["fedmate"] == fedmate.__version__
@@ -58,15 +48,6 @@ def test_what_json_cannot_hold_is_never_written(tmp_path: Path, value: float) ->
     with pytest.raises(ValueError, match="JSON"):
         record.add_metrics({"round": 2, "loss": value})
     assert Record(tmp_path / "run").metrics == [{"round": 1}]
-
-
-def test_the_end_writes_clients_and_summary(tmp_path: Path) -> None:
-    record = begun(tmp_path / "run")
-    summary: dict[str, Any] = {"accuracy": {"pre": None}, "headline": {"view": "pre", "mean": None}, "seconds": 1.5}
-    rows: list[dict[str, Any]] = [{"client": 0, "pre": 50.0}, {"client": 1, "pre": None}]
-    record.finish(summary, rows)
-    assert Record(tmp_path / "run").summary == summary
-    assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8").split() == ["client,pre", "0,50.0", "1,"]
 
 
 def test_the_end_may_come_twice_but_not_over_somebodys_file(tmp_path: Path) -> None:

@@ -542,16 +542,6 @@ def test_an_interruption_after_training_saves_what_clients_held_before_it(
 # -------------------- what can be continued, and what not
 
 
-def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    go(ask("local"), folder)
-    before = snapshot(folder)
-    with resumed_runs(NOTHING, folder) as jobs:
-        assert jobs == [PreparedRun(folder, None, [])]
-        assert run_all(jobs, Diary) == []
-    assert snapshot(folder) == before
-
-
 def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path, untouched: Untouched) -> None:
     folder, request = tmp_path / "all", ask("local", "fedper", "fedavg", settings=("checkpoint_every=2",))
     with pytest.raises(RuntimeError, match="interrupted"):

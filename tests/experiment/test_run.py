@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,25 +149,6 @@ def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> Non
     assert type(summary["left_out"]) is int
     assert summary["left_out"] == 0
     assert all(type(summary["loss"][key]) is float for key in ("before", "after"))
-
-
-@pytest.mark.parametrize(
-    ("method", "exists"), [("local", False), ("fedrep", False), ("fedper", False), ("fedavg", True)]
-)
-def test_a_method_without_a_global_model_says_null(tmp_path: Path, method: str, exists: bool) -> None:
-    summary = carry_out(tmp_path / "run", method=method)
-    assert (summary["accuracy"]["global"] is not None) == exists
-    text = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert ("global", None) in text["accuracy"].items() or exists
-    columns = {row["global_balanced"] for row in read_csv(tmp_path / "run" / "clients.csv")}
-    assert (columns == {""}) != exists
-
-
-def test_the_global_model_is_what_every_client_receives(tmp_path: Path) -> None:
-    accuracy = carry_out(tmp_path / "run")["accuracy"]
-    assert accuracy["global"] == accuracy["pre"]
-    assert accuracy["global"]["balanced"]["std"] == pytest.approx(0, abs=1e-9)
-    assert accuracy["post"] != accuracy["pre"]
 
 
 @pytest.mark.parametrize(
@@ -321,15 +300,6 @@ def test_participants_are_a_share_of_the_clients(seed: int, t: int, clients: int
     assert chosen == sample_participants(seed, t, clients, percent / 100)
 
 
-def test_participants_vary_with_the_round_and_the_seed_and_nobody_is_favoured() -> None:
-    rounds = [sample_participants(0, t, 20, 0.25) for t in range(400)]
-    assert len(set(rounds)) > 300
-    assert rounds[:50] != [sample_participants(1, t, 20, 0.25) for t in range(50)]
-    turns = Counter(i for chosen in rounds for i in chosen)
-    # 100 turns are expected of each, with a standard deviation of 8.7.
-    assert all(60 < turns[i] < 140 for i in range(20))
-
-
 # Divergence.
 
 GROWING = (
@@ -387,14 +357,3 @@ def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Pat
         leaves = flatten(client)
         assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves.values())
         assert i != 2 or all(torch.equal(leaf, before[path]) for path, leaf in leaves.items())
-
-
-def test_a_client_left_out_has_no_weight(tmp_path: Path) -> None:
-    four = start(with_broken_client(make(), 3), tmp_path / "four", Diary())
-    made = make()
-    federation = made.federation._replace(clients=made.federation.clients[:3])
-    backend = Sequential(made.method, federation, made.backend.key)
-    three = start(made._replace(federation=federation, backend=backend), tmp_path / "three", Diary())
-    assert (four["left_out"], three["left_out"]) == (3, 0)
-    figures = [summary["accuracy"]["global"]["balanced"]["mean"] for summary in (four, three)]
-    assert figures[0] == pytest.approx(figures[1], abs=1e-9)

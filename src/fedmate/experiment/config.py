@@ -282,15 +282,16 @@ def _with_presets(section: str, layers: Sequence[ConfigSource], dataset: str = "
 
 def _resolve_section(section: str, table: Registry[Any], layers: Sequence[ConfigSource]) -> Section:
     name, options = DEFAULT_NAMES[section], Values()
-    cls = table[name]
-    for layer in layers:
-        given = dict(layer.values.get(section, {}))
+    # The default's row is not imported where a layer names another one.
+    for layer in (layer for layer in layers if layer.values.get(section)):
+        given = dict(layer.values[section])
         chosen = given.pop("name", name)
         cls = lookup(section, table, chosen, layer.source)
         if chosen != name:
             options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
             name = chosen
         options |= _typed(section, cls, given, layer.source, f" of `{name}`")
+    cls = table[name]
     check_options(section, cls, options)
     spelled = {key: options.get(key, field.default) for key, field in options_of(cls).items()}
     return Section(name, spelled)
