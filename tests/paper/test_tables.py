@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ def test_the_pages_are_those_of_the_records() -> None:
     assert {path.name for path in made} == {path.name for path in TABLES.glob("*.md")}
     for path, content in made.items():
         assert path.read_bytes() == content, f"{path.name} is outdated; run `python -m paper`"
+
+
+def test_numbers_of_the_results_page_are_those_of_the_tables() -> None:
+    tables = "".join(path.read_text() for path in TABLES.glob("*.md"))
+    known = set(re.findall(r"\d+\.\d\d\b", tables))
+    page = (FOLDER.parent / "docs" / "results.md").read_text()
+    assert len(page.splitlines()) <= 200
+    assert not [number for number in re.findall(r"\d+\.\d\d\b", page) if number not in known]
 
 
 def test_every_record_says_how_where_and_when_it_was_made() -> None:
