@@ -1,1 +1,1 @@
-"""The paper's tables and figures: files that run, and what came of them beside what was published."""
+"""Studies: methods x settings x seeds, run once, shared among processes and made into tables; and tuning."""
