@@ -105,7 +105,7 @@ def test_clients_hold_rows_of_the_training_part_and_the_test_split_is_the_data_s
     assert len({*held.tolist()}) == 300
     assert held.max() < len(TRAIN.y)
     assert all((np.diff(rows) > 0).all() for rows in made.clients)
-    assert made.newcomers == []
+    assert made.held_out == []
     assert made.validation is None
     assert made.test.y.tolist() == [k for k in range(CLASSES) for _ in range(TESTED)]
     assert made.arrays.notes == ("A note.",)
@@ -195,7 +195,7 @@ def test_some_clients_stay_out_of_training() -> None:
     plain, made = dealt(), dealt("holdout_clients=0.29")
     away = sorted(held_out(experiment_of("holdout_clients=0.29"), 20))
     assert len(away) == 5
-    assert lists(made.newcomers) == [plain.clients[i].tolist() for i in away]
+    assert lists(made.held_out) == [plain.clients[i].tolist() for i in away]
     assert lists(made.clients) == [plain.clients[i].tolist() for i in range(20) if i not in away]
     assert made.class_counts().shape == (20, CLASSES)
     np.testing.assert_array_equal(made.class_counts()[15:], plain.class_counts()[away])
@@ -224,7 +224,7 @@ def test_the_account_is_json_with_everybodys_rows(settings: list[str]) -> None:
     assert account["data_sha256"] == made.data_sha256 == content_digest(made.arrays)
     assert account["classes"] == list("abcde")
     assert account["clients"] == lists(made.clients)
-    assert account["newcomers"] == lists(made.newcomers)
+    assert account["newcomers"] == lists(made.held_out)
     assert account.get("validation") == (None if made.validation is None else made.validation.tolist())
     # A line for each client, so that two accounts can be compared line by line.
     assert made.to_json().splitlines()[6].rstrip(",") == json.dumps(made.clients[0].tolist())
@@ -238,7 +238,7 @@ def test_the_digest_sees_every_part() -> None:
         dataclasses.replace(made, data_sha256="other"),
         dataclasses.replace(made, clients=[*made.clients[1:], made.clients[0]]),
         dataclasses.replace(made, clients=rows),
-        dataclasses.replace(made, clients=[*made.clients, *made.newcomers], newcomers=[]),
+        dataclasses.replace(made, clients=[*made.clients, *made.held_out], held_out=[]),
         dataclasses.replace(made, clients=[np.concatenate(made.clients[:2]), *made.clients[2:]]),
         dataclasses.replace(made, validation=np.array([], dtype=np.int64)),
         dataclasses.replace(made, validation=np.array([1], dtype=np.int64)),
@@ -262,7 +262,7 @@ def test_clients_read_their_own_samples() -> None:
     federation = make_federation(experiment, made)
     assert (len(federation.clients), len(federation.held_out_clients), federation.num_classes) == (16, 4, CLASSES)
     everyone = (*federation.clients, *federation.held_out_clients)
-    for data, rows in zip(everyone, (*made.clients, *made.newcomers), strict=True):
+    for data, rows in zip(everyone, (*made.clients, *made.held_out), strict=True):
         # An image shows its number, less 2 and by 4.
         assert torch.equal(data.x[:, 0, 0, 0], torch.from_numpy((rows - 2) / 4).float())
         assert data.y.tolist() == TRAIN.y[rows].tolist()
@@ -279,7 +279,7 @@ def test_clients_of_the_data_set_keep_their_names(monkeypatch: pytest.MonkeyPatc
     assert sorted(made.names()) == sorted(names)
     owners = made.arrays.clients
     assert owners is not None
-    for name, rows in zip(made.names(), [*made.clients, *made.newcomers], strict=True):
+    for name, rows in zip(made.names(), [*made.clients, *made.held_out], strict=True):
         assert {names[owner] for owner in owners[rows]} == {name}
     # A client that mixes them is nobody in particular.
     assert dealt("partition.clients=2", "holdout_clients=0.5").names() == ["0", "newcomer 0"]

@@ -1,6 +1,6 @@
 """Checkpoints: the state of a run on disk, so that it can go on from there, and so that models can leave it.
 
-checkpoint/initial.safetensors           the parameters everybody started from, and what the network reads and answers
+checkpoint/initial.safetensors           the initial parameters, and the network's signature
 checkpoint/server-RRRRRR.safetensors     the server's state after round R
 checkpoint/clients/NNNNNN-RRRRRR.safetensors    client N's state, unchanged since round R
 checkpoint/checkpoint.json               which of these files count, and where the rest of the record stood
@@ -121,8 +121,8 @@ class Checkpoint:
             folder: the run's folder.
             config: the text of its `config.toml`.
             num_clients: how many clients take part in training.
-            initial: the parameters everybody starts from.
-            note: what the network reads and answers.
+            initial: the initial parameters.
+            note: the network's signature.
         """
         place = folder / "checkpoint"
         (place / "clients").mkdir(parents=True)

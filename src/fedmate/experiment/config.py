@@ -47,7 +47,7 @@ class General:
     )
     validation_per_class: int = option(100, "how many of those there are for each class", Limits(at_least=1))
     holdout_clients: float = option(
-        0.0, "share of clients kept out of training and met as newcomers", Limits(at_least=0, below=1)
+        0.0, "share of clients held out of training and evaluated as unseen clients", Limits(at_least=0, below=1)
     )
     checkpoint_every: int = option(10, "rounds between checkpoints; the last is always saved", Limits(at_least=1))
     backend: str = option("auto", "how clients are run; `auto` chooses")

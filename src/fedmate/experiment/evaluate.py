@@ -49,7 +49,7 @@ def reported_view(view: View, num_clients: int) -> dict[str, Any]:
 
 
 def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) -> dict[str, Any]:
-    """Weigh classes for each client; a class without test samples counts for nobody."""
+    """Weigh classes for each client; a class without test samples does not count."""
     known = ~accuracies.isnan()
     weights = torch.where(known, weights, 0.0)
     filled = torch.where(known, accuracies, 0.0)

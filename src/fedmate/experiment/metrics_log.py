@@ -1,4 +1,4 @@
-"""The rows of a record: what is said about an evaluated round, about each client, and at the end."""
+"""The rows of a record: an evaluated round, each client, and the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds what: from a data set and a partition to the data of an experiment, and the account of it."""
+"""The samples of each client: from a data set and a partition to the data of an experiment and its record."""
 
 from __future__ import annotations
 
@@ -27,56 +27,60 @@ Rows = NDArray[np.int64]
 @final
 @dataclass(frozen=True, eq=False)
 class ClientSplit:
-    """A data set with its samples given out.
+    """A data set with its samples split among clients.
 
     Attributes:
         arrays: the data set.
         data_sha256: what tells its content from others.
         clients: the rows of the training part that each client in training holds, in ascending order.
-        newcomers: those of the clients that stay out of training.
+        held_out: those of the clients that stay out of training.
         validation: the rows to evaluate on instead of the test split, if that was asked for.
-        test: what everybody is evaluated on.
+        test: the samples that every client is evaluated on.
         at_sites: whether samples lie with sites of their own, and these stand in for them.
     """
 
     arrays: Arrays
     data_sha256: str
     clients: list[Rows]
-    newcomers: list[Rows]
+    held_out: list[Rows]
     validation: Rows | None
     test: Samples
     at_sites: bool = False
 
     @property
     def sha256(self) -> str:
-        """What tells this deal from others: the content of the data set and everybody's rows."""
+        """A digest of the data set's content and of the rows of every client."""
         found = hashlib.sha256(self.data_sha256.encode())
-        for kind, hands in (("client", self.clients), ("newcomer", self.newcomers), ("validation", [self.validation])):
-            for rows in hands:
+        for kind, all_rows in (
+            ("client", self.clients),
+            ("newcomer", self.held_out),
+            ("validation", [self.validation]),
+        ):
+            for rows in all_rows:
                 if rows is not None:
                     found.update(f"{kind} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
         return found.hexdigest()
 
     def names(self) -> list[str]:
-        """Return what clients are called, newcomers last: as in the data set, if each is one of its clients."""
-        arrays, hands = self.arrays, [*self.clients, *self.newcomers]
+        """Return the names of clients, held-out ones last: those of the data set, if each is one of its clients."""
+        arrays, holdings = self.arrays, [*self.clients, *self.held_out]
         if arrays.clients is not None and arrays.client_names:
-            owners = [np.unique(arrays.clients[rows]) for rows in hands]
+            owners = [np.unique(arrays.clients[rows]) for rows in holdings]
             if all(len(found) == 1 for found in owners):
                 return [arrays.client_names[found[0]] for found in owners]
         trained = len(self.clients)
-        return [str(i) if i < trained else f"newcomer {i - trained}" for i in range(len(hands))]
+        return [str(i) if i < trained else f"newcomer {i - trained}" for i in range(len(holdings))]
 
     def class_counts(self) -> NDArray[np.int64]:
-        """Return how many samples of each class each client holds, newcomers last, `[clients, classes]`."""
+        """Return how many samples of each class each client holds, held-out ones last, `[clients, classes]`."""
         if self.at_sites:
             raise UserError(
                 "`dataset.name` is `sites`: what the sites hold is known to them alone; ask each with `fedmate deploy "
                 "check`."
             )
         labels, classes = self.arrays.train.y, len(self.arrays.class_names)
-        hands = [*self.clients, *self.newcomers]
-        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in hands]).astype(np.int64)
+        holdings = [*self.clients, *self.held_out]
+        return np.stack([np.bincount(labels[rows], minlength=classes) for rows in holdings]).astype(np.int64)
 
     def to_json(self) -> str:
         """Return the account of it, a line for each client: rows count from 0 in the data set's training part."""
@@ -89,9 +93,9 @@ class ClientSplit:
         if self.at_sites:
             return json.dumps({**head, "at_sites": True}, ensure_ascii=False) + "\n"
         lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in head.items()]
-        for name, hands in (("clients", self.clients), ("newcomers", self.newcomers)):
-            rows = ",\n".join(json.dumps(hand.tolist()) for hand in hands)
-            lines.append(f'"{name}": [\n{rows}\n]' if hands else f'"{name}": []')
+        for name, holdings in (("clients", self.clients), ("newcomers", self.held_out)):
+            rows = ",\n".join(json.dumps(one.tolist()) for one in holdings)
+            lines.append(f'"{name}": [\n{rows}\n]' if holdings else f'"{name}": []')
         if self.validation is not None:
             lines.append(f'"validation": {json.dumps(self.validation.tolist())}')
         return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -108,53 +112,53 @@ def _load(name: str, dataset: Dataset, folder: Path) -> Arrays:
         ) from None
 
 
-def split_samples(experiment: Experiment, given: UserInputs) -> ClientSplit:
-    """Load the data set and give its samples out, or raise `UserError`."""
+def split_samples(experiment: Experiment, inputs: UserInputs) -> ClientSplit:
+    """Load the data set and split its samples among clients, or raise `UserError`."""
     dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
     stand_ins = dataset.stand_ins()
     if stand_ins is not None:
         return _at_sites(experiment, stand_ins)
-    arrays = given.data.arrays if given.data else _load(experiment.dataset.name, dataset, data_folder(given.folder))
-    hands = given.data.client_rows if given.data else None
-    held = np.array([], np.int64) if hands else _hold_back(experiment, arrays)
+    arrays = inputs.data.arrays if inputs.data else _load(experiment.dataset.name, dataset, data_folder(inputs.folder))
+    holdings = inputs.data.client_rows if inputs.data else None
+    held = np.array([], np.int64) if holdings else _hold_back(experiment, arrays)
     kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)
-    if hands is None:
-        hands = [kept[rows] for rows in _split(experiment, dataset, arrays, kept)]
-    rest = np.setdiff1d(kept, np.concatenate(hands))
+    if holdings is None:
+        holdings = [kept[rows] for rows in _split(experiment, dataset, arrays, kept)]
+    rest = np.setdiff1d(kept, np.concatenate(holdings))
     validation = _draw_validation(experiment, arrays, rest) if experiment.general.evaluate_on == "validation" else None
     test = _test_split(arrays, held if len(held) else rest) if validation is None else _take(arrays.train, validation)
     # Only now: the test split must not depend on how many samples are repeated.
     options = experiment.partition.options
-    hands = repeat_samples(
-        hands, options["redundant_clients"], options["redundant_samples"], random_of(experiment, b"redundant")
+    holdings = repeat_samples(
+        holdings, options["redundant_clients"], options["redundant_samples"], random_of(experiment, b"redundant")
     )
-    away = held_out(experiment, len(hands))
+    away = held_out(experiment, len(holdings))
     return ClientSplit(
         arrays,
         arrays.digest or content_digest(arrays),
-        clients=[rows for i, rows in enumerate(hands) if i not in away],
-        newcomers=[hands[i] for i in sorted(away)],
+        clients=[rows for i, rows in enumerate(holdings) if i not in away],
+        held_out=[holdings[i] for i in sorted(away)],
         validation=validation,
         test=test,
     )
 
 
-def make_federation(experiment: Experiment, dealt: ClientSplit) -> Federation:
-    """Put what was dealt where the experiment runs: the samples that somebody holds, once, and the test split."""
-    arrays = dealt.arrays
-    hands = [*dealt.clients, *dealt.newcomers]
-    used, places = np.unique(np.concatenate(hands), return_inverse=True)
+def make_federation(experiment: Experiment, split: ClientSplit) -> Federation:
+    """Bring the samples of all clients, each once, and the test split to where the experiment runs."""
+    arrays = split.arrays
+    holdings = [*split.clients, *split.held_out]
+    used, places = np.unique(np.concatenate(holdings), return_inverse=True)
     everyone = ready(experiment, arrays.normalisation, _take(arrays.train, used))
     rows = torch.from_numpy(places.astype(np.int64)).to(everyone.y.device)
-    sizes = [len(hand) for hand in hands]
+    sizes = [len(rows) for rows in holdings]
     parts = zip(torch.split(rows, sizes), torch.split(everyone.y[rows], sizes), strict=True)
     clients = [rows_of(everyone.source, own, labels) for own, labels in parts]
     return Federation(
-        clients=tuple(clients[: len(dealt.clients)]),
-        test=ready(experiment, arrays.normalisation, dealt.test),
+        clients=tuple(clients[: len(split.clients)]),
+        test=ready(experiment, arrays.normalisation, split.test),
         num_classes=len(arrays.class_names),
-        held_out_clients=tuple(clients[len(dealt.clients) :]),
-        at_sites=dealt.at_sites,
+        held_out_clients=tuple(clients[len(split.clients) :]),
+        at_sites=split.at_sites,
     )
 
 
@@ -175,7 +179,7 @@ def random_of(experiment: Experiment, purpose: bytes) -> np.random.Generator:
 def held_out(experiment: Experiment, num_clients: int) -> set[int]:
     """Choose who stays out of training: `holdout_clients` of them, rounded down."""
     share = experiment.general.holdout_clients
-    # The small addition undoes rounding: 0.29 * 100 is 28.999999999999996. Somebody has to train.
+    # The small addition undoes rounding: 0.29 * 100 is 28.999999999999996. One client has to train.
     count = min(math.floor(share * num_clients + 1e-9), num_clients - 1)
     if share and num_clients == 1:
         raise UserError(f"`holdout_clients` is {share}, but there is one client only, which has to train; set it to 0.")
@@ -191,7 +195,7 @@ def held_out(experiment: Experiment, num_clients: int) -> set[int]:
 
 
 def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
-    """Give each client one sample that means nothing, or raise `UserError` if there is something to be dealt."""
+    """Give each client one sample that means nothing, or raise `UserError` if a setting splits samples."""
     partition, general = experiment.partition, experiment.general
     settings = {
         "partition.name": (partition.name, "given"),
@@ -211,7 +215,7 @@ def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
         arrays,
         content_digest(arrays),
         clients=[row] * partition.options["clients"],
-        newcomers=[],
+        held_out=[],
         validation=None,
         test=arrays.train,
         at_sites=True,
@@ -244,7 +248,7 @@ def _take(samples: Samples, rows: Rows) -> Samples:
 
 
 def _test_split(arrays: Arrays, rest: Rows) -> Samples:
-    """Return the data set's own test split, or what no client holds, newcomers included."""
+    """Return the data set's own test split, or what no client holds, held-out ones included."""
     if arrays.test is not None:
         return arrays.test
     if len(rest):

@@ -38,7 +38,7 @@ NO_SETTINGS = ConfigSource("`set`", {})
 
 
 class Request(NamedTuple):
-    """What somebody asks for.
+    """The experiments that a command or a call asks for.
 
     Attributes:
         base: an experiment's file, or its content.
@@ -219,7 +219,7 @@ def resumed_runs(request: Request, folder: Path) -> Iterator[list[PreparedRun]]:
     """Go on with a run, or with all runs of a comparison; raise `UserError` if that cannot be done faithfully."""
     folders = runs_of(folder)
     if not all(_is_finished(place) for place in folders):
-        # Somebody else may have made the folder: nothing outside it is written to.
+        # Another user may have made the folder: nothing outside it is written to.
         storage.refuse_links(folder)
     with ExitStack() as locks:
         jobs = [_reopen(place, request.inputs, locks) for place in folders]
@@ -265,7 +265,7 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
         return PreparedRun(folder, None, [])
     Checkpoint(folder)
     locks.enter_context(_locked(folder))
-    # Only now is it certain that nobody else moves it on.
+    # Only now is it certain that no other process runs it.
     if _is_finished(folder):
         return PreparedRun(folder, None, [])
     checkpoint = Checkpoint(folder)
@@ -275,8 +275,7 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
         built = build(stored_experiment(folder), inputs, initial)
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
-    # Runs of earlier versions do not say what was dealt.
-    if note.get("partition", built.split.sha256) != built.split.sha256:
+    if note.get("partition") != built.split.sha256:
         raise UserError(
             f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
             "the old digests); put the old files back, or start a new run."
@@ -320,7 +319,7 @@ def _check_asked(request: Request, folder: Path, folders: Sequence[Path]) -> lis
     methods = request.methods or (names if request.base is None and len(names) > 1 else ())
     wanted = []
     for place, experiment in held.items():
-        # Without a file, what is said is said about the run as it is.
+        # Without a file, settings change the run as it is.
         base = request.base or load_file(place / "config.toml")
         asked = {one.method.name: one for one in compose(request._replace(base=base, methods=methods))}
         if {*asked} != {*names}:

@@ -113,7 +113,7 @@ class Record:
         return tensors
 
     def accuracy(self, view: str | None = None, test: str | None = None) -> float | None:
-        """Return the mean over clients in the last round, in percent; by default of the headline.
+        """Return the mean over clients in the last round, in percent; by default of the primary view.
 
         Args:
             view: the method's own, if left out.
@@ -167,7 +167,7 @@ def runs_of(folder: Path) -> list[Path]:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words why a file cannot be read; its name is said already."""
+    """Return the reason that a file cannot be read, without its name."""
     match error:
         case OSError():
             return error.strerror or type(error).__name__

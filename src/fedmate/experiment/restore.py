@@ -1,4 +1,4 @@
-"""A run's states, read back without its data: what models are exported from and what newcomers start from."""
+"""A run's states, read back without its data: for exported models and unseen clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Restored:
         given = self.experiment.model.name == "given"
         if given and module is None:
             raise UserError(
-                f"`{folder}` trained a network that came from Python and is in no file; hand it over as `model` in "
+                f"`{folder}` trained a network that came from Python and is in no file; pass it as `model` in "
                 "Python: `fedmate.export(..., model=...)`, `fedmate.adapt(..., model=...)`."
             )
         if module is not None and not given:

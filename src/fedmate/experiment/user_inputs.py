@@ -92,7 +92,7 @@ def _check_name(argument: str, section: str, name: str) -> None:
 
 
 def _check_sites(count: int, options: Mapping[str, Any]) -> None:
-    """Refuse to deal anew what lies with its clients already."""
+    """Refuse settings that would split samples of clients anew."""
     for key, taken in (("clients", count), ("examples", None)):
         if options[key] != taken:
             raise UserError(
