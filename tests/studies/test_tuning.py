@@ -51,6 +51,19 @@ def request_of(method: str, folder: Path, *settings: str) -> Request:
     return Request(None, [method], "mnist", parse_set([*SETTINGS, *settings]), UserInputs(folder=folder))
 
 
+class Quiet(Observer):
+    """Follows a run and does nothing."""
+
+    def started(self, built: object, done: int) -> None:
+        pass
+
+    def round_done(self, done: int, primary: float | None) -> None:
+        pass
+
+    def warned(self, sentence: str) -> None:
+        pass
+
+
 class Listener(Watcher):
     """Remembers the runs that were started; stops the search at one of them."""
 
