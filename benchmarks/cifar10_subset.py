@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedmate import storage
 from fedmate.data import DATASETS
-from fedmate.data.paths import data_folder
+from fedmate.data.sources import data_folder
 from fedmate.errors import UserError
 
 CHOSEN = Path(__file__).with_name("cifar10_images.json")

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 import torch
 
-from fedmate.data.paths import VARIABLE
+from fedmate.data.sources import VARIABLE
 
 # Triton asks once, when it is imported, which any test may be the first to do.
 if not torch.cuda.is_available():

@@ -16,9 +16,10 @@ from tests import test_cli
 from tests.test_cli import Fedmate, lacking, refuse
 
 from fedmate.core import option
-from fedmate.data import DATASETS, Arrays, Samples, download
-from fedmate.data.dataset import RemoteFile
-from fedmate.data.files import FileDataset, find_first
+from fedmate.data import DATASETS, Arrays, Samples, sources
+from fedmate.data.files import FileDataset
+from fedmate.data.sources import RemoteFile
+from fedmate.errors import UserError
 
 fedmate_ = test_cli.fedmate_
 
@@ -42,7 +43,10 @@ class Tiny(FileDataset):
     skip_bad: bool = option(False, "leave out zeros")
 
     def find(self, folder: Path) -> list[Path]:
-        return find_first("tiny", folder, [[folder / "deep/tiny.bin"], [folder / "tiny.bin"], [folder / "tiny.own"]])
+        found = [folder / name for name in ("deep/tiny.bin", "tiny.bin", "tiny.own") if (folder / name).exists()]
+        if not found:
+            raise UserError("`dataset.name` is `tiny`, which is missing; download it.")
+        return found[:1]
 
     def read(self, found: Sequence[Path]) -> Arrays:
         x = np.frombuffer(found[0].read_bytes(), np.uint8).reshape(-1, 1)
@@ -68,7 +72,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setitem(DATASETS._rows, "tiny", Tiny)
-    monkeypatch.setattr(download, "download", fake)
+    monkeypatch.setattr(sources, "download", fake)
 
 
 def test_a_data_set_is_downloaded_checked_read_and_described(fedmate_: Fedmate, tmp_path: Path) -> None:
@@ -118,9 +122,9 @@ def test_a_users_own_file_is_checked_where_it_has_a_published_name(
 
 def test_a_failing_network_has_the_status_1(fedmate_: Fedmate, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(files: Sequence[RemoteFile], folder: Path) -> None:
-        raise download.DownloadError("`https://example.org/tiny` cannot be downloaded (no route); try again")
+        raise sources.DownloadError("`https://example.org/tiny` cannot be downloaded (no route); try again")
 
-    monkeypatch.setattr(download, "download", fail)
+    monkeypatch.setattr(sources, "download", fail)
     answer = fedmate_("data", "tiny")
     assert (answer.status, answer.out) == (1, "")
     assert answer.err == "Error: `https://example.org/tiny` cannot be downloaded (no route); try again.\n"

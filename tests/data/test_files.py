@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from fedmate import storage
 from fedmate.core import Limits, option
-from fedmate.data import archives
-from fedmate.data.archives import read_members
+from fedmate.data import sources
 from fedmate.data.dataset import Arrays, Normalisation, Samples, content_digest
-from fedmate.data.files import FileDataset, find_first
-from fedmate.data.paths import user_folder
+from fedmate.data.files import FileDataset
+from fedmate.data.sources import read_members, user_folder
 from fedmate.errors import UserError
 
 READ: list[str] = []
@@ -110,16 +108,6 @@ def test_the_digest_is_the_same_without_a_cache(folder: Path, monkeypatch: pytes
     assert caches(folder) == caches(user_folder()) == []
 
 
-def test_torch_takes_it_and_cannot_change_it(folder: Path) -> None:
-    Toy().load(folder)
-    arrays = Toy().load(folder)
-    (before,) = (cache.read_bytes() for cache in caches(folder))
-    # Warnings are errors: torch warns of memory that cannot be written to.
-    torch.from_numpy(arrays.train.x)[:] = 0
-    assert [cache.read_bytes() for cache in caches(folder)] == [before]
-    assert Toy().load(folder).train.x.any()
-
-
 # -------------------- it belongs to certain files and options
 
 
@@ -194,22 +182,6 @@ def test_where_nothing_can_be_written_it_still_works(folder: Path) -> None:
 # -------------------- what readers share
 
 
-def test_the_first_complete_set_of_files_is_found(tmp_path: Path) -> None:
-    for name in "abd":
-        (tmp_path / name).touch()
-
-    def find(*sets: str) -> list[str]:
-        found = find_first("toy", tmp_path, [[tmp_path / name for name in names] for names in sets])
-        return [path.name for path in found]
-
-    assert find("ab", "d") == ["a", "b"]
-    assert find("ac", "d", "ab") == ["d"]
-    with pytest.raises(UserError, match=r"`toy`, but `.*/c` is missing beside `a`; complete .* `fedmate data toy`"):
-        find("e", "ac")
-    with pytest.raises(UserError, match=r"has no `c` or `e`; get it with `fedmate data toy`, or .* `--data-dir` or"):
-        find("ce", "e")
-
-
 @pytest.mark.parametrize("option", ["crop", "flip"])
 def test_only_images_can_be_augmented(option: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = Arrays(Samples(np.zeros((4, 3)), np.arange(4) % 2), None, ("a", "b"))
@@ -227,6 +199,6 @@ def test_links_and_huge_members_of_archives_are_not_read(tmp_path: Path, monkeyp
             archive.addfile(link)
         archive.add(tmp_path / "secret", "file")
     assert list(read_members(tmp_path / "x.tar", lambda name: True)) == [("file", b"secret")]
-    monkeypatch.setattr(archives, "LARGEST", 5)
+    monkeypatch.setattr(sources, "LARGEST", 5)
     with pytest.raises(UserError, match="has a file `file` of 6 bytes, more than 5; check the file"):
         list(read_members(tmp_path / "x.tar", lambda name: True))

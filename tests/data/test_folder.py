@@ -136,7 +136,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda root: put(root / "test" / "emu" / "a.png", 1),
         "test` has a folder `emu`, but `{root}/train` has none; add one.",
     ),
-    "an empty class": (lambda root: (root / "test/dog/a.png").unlink(), "test/dog` has no image (.png .jpg"),
+    "an empty class": (lambda root: (root / "train/dog/a.png").unlink(), "has no training image of the class `dog`"),
     "half a split": (lambda root: remove(root, "test"), "images in further folders, such as `cat/a.png`; put images"),
     "a name that is no text": (
         lambda root: (root / "train" / "a\nb").mkdir(),

@@ -13,10 +13,10 @@ from tests.data.official import Small, idx, pack, pixels, png, put
 
 from fedmate.core import Augmentation
 from fedmate.data import DATASETS, Arrays
-from fedmate.data.emnist import Emnist
+from fedmate.data.mnist import Emnist
 from fedmate.data.partitions import PARTITIONS, PartitionInput
+from fedmate.data.published import PublishedDataset
 from fedmate.errors import UserError
-from fedmate.models import MODELS
 
 SMALL = {
     **{name: Small(name) for name in ("cifar10", "cifar100", "mnist", "fashion_mnist", "cinic10", "animal10")},
@@ -109,67 +109,49 @@ def test_every_form_gives_the_same_samples_twice(key: str, form: int, tmp_path: 
         assert note.startswith("the data set is published with ")
 
 
+GREY = ((0.1307,), (0.3081,), (0, False), "emnist_cnn", 0.01)
+COLOUR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+FINE = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+CINIC = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
 @pytest.mark.parametrize(
-    ("key", "classes", "ends", "mean", "std", "augmentation"),
+    ("key", "classes", "first", "last", "examples", "mean", "std", "augmentation", "model", "rate"),
     [
-        ("cifar10", 10, ("airplane", "truck"), (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), (4, True)),
-        ("cifar100", 100, ("apple", "worm"), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), (4, True)),
-        (
-            "cinic10",
-            10,
-            ("airplane", "truck"),
-            (0.47889522, 0.47227842, 0.43047404),
-            (0.24205776, 0.23828046, 0.25874835),
-            (4, True),
-        ),
-        ("animal10", 10, ("dog", "squirrel"), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (0, True)),
-        ("mnist", 10, ("0", "9"), (0.1307,), (0.3081,), (0, False)),
-        ("fashion_mnist", 10, ("T-shirt/top", "Ankle boot"), (0.1307,), (0.3081,), (0, False)),
-        ("byclass", 62, ("0", "z"), (0.1307,), (0.3081,), (0, False)),
-        ("balanced", 47, ("0", "t"), (0.1307,), (0.3081,), (0, False)),
-        ("letters", 26, ("A", "Z"), (0.1307,), (0.3081,), (0, False)),
+        ("cifar10", 10, "airplane", "truck", 600, *COLOUR, (4, True), "cifar_cnn", None),
+        ("cifar100", 100, "apple", "worm", 600, *FINE, (4, True), "cifar100_cnn", 0.01),
+        ("cinic10", 10, "airplane", "truck", 600, *CINIC, (4, True), "cifar_cnn", None),
+        ("animal10", 10, "dog", "squirrel", 600, *IMAGENET, (0, True), "animals_cnn", 0.01),
+        ("mnist", 10, "0", "9", 600, *GREY),
+        ("fashion_mnist", 10, "T-shirt/top", "Ankle boot", 600, *GREY),
+        ("byclass", 62, "0", "z", 1000, *GREY),
+        ("balanced", 47, "0", "t", 320, *GREY),
+        ("letters", 26, "A", "Z", 1000, *GREY),
     ],
 )
-def test_classes_constants_and_augmentation(
+def test_classes_constants_and_the_papers_settings(
     key: str,
     classes: int,
-    ends: tuple[str, str],
+    first: str,
+    last: str,
+    examples: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     augmentation: tuple[int, bool],
-    tmp_path: Path,
+    model: str,
+    rate: float | None,
 ) -> None:
-    small = SMALL[key]
-    FORMS[small.name][0](tmp_path, small)
-    arrays = load(small, tmp_path)
-    assert (len(set(arrays.class_names)), arrays.class_names[0], arrays.class_names[-1]) == (classes, *ends)
-    np.testing.assert_allclose(arrays.normalisation.mean, np.array(mean) * 255)
-    np.testing.assert_allclose(arrays.normalisation.std, np.array(std) * 255)
-    assert DATASETS[small.name](**small.options).augmentation == Augmentation(*augmentation)
-
-
-@pytest.mark.parametrize(
-    ("key", "examples", "model", "rate"),
-    [
-        ("cifar10", 600, "cifar_cnn", None),
-        ("cinic10", 600, "cifar_cnn", None),
-        ("cifar100", 600, "cifar100_cnn", 0.01),
-        ("animal10", 600, "animals_cnn", 0.01),
-        ("mnist", 600, "emnist_cnn", 0.01),
-        ("fashion_mnist", 600, "emnist_cnn", 0.01),
-        ("byclass", 1000, "emnist_cnn", 0.01),
-        ("balanced", 320, "emnist_cnn", 0.01),
-        ("letters", 1000, "emnist_cnn", 0.01),
-    ],
-)
-def test_experiments_start_from_the_papers_settings(key: str, examples: int, model: str, rate: float | None) -> None:
-    small = SMALL[key]
-    defaults = DATASETS[small.name](**small.options).defaults
+    dataset = DATASETS[SMALL[key].name](**SMALL[key].options)
+    assert isinstance(dataset, PublishedDataset)
+    names = dataset.class_names
+    assert (len(set(names)), names[0], names[-1]) == (classes, first, last)
+    np.testing.assert_allclose(dataset.normalisation, np.array([mean, std]) * 255)
+    assert dataset.augmentation == Augmentation(*augmentation)
     share = {"share": 20.0} if key == "animal10" else {}
-    assert defaults["partition"] == {"name": "share", "examples": examples, **share}
-    assert defaults["model"] == {"name": model}
-    assert defaults.get("training", {}).get("learning_rate") == rate
-    assert model in MODELS.names()
+    assert dataset.defaults["partition"] == {"name": "share", "examples": examples, **share}
+    assert dataset.defaults["model"] == {"name": model}
+    assert dataset.defaults.get("training", {}).get("learning_rate") == rate
 
 
 def test_groups_of_dominant_classes() -> None:
@@ -194,12 +176,14 @@ def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
 # -------------------- files that are wrong
 
 
-@pytest.mark.parametrize("key", SMALL)
-def test_a_missing_data_set_says_how_to_get_it(key: str, tmp_path: Path) -> None:
-    small = SMALL[key]
-    sentence = refused(small, tmp_path)
-    assert sentence.startswith(f"`dataset.name` is `{small.name}`, but `{tmp_path}` has no `")
-    assert f"; get it with `fedmate data {small.name}`, or name the folder" in sentence
+def test_a_missing_data_set_says_how_to_get_it(tmp_path: Path) -> None:
+    """CIFAR's archives for Python hold pickles, and are not looked at."""
+    put(tmp_path, {"cifar-10-python.tar.gz": b"x", "cifar-10-batches-py/data_batch_1": b"x"})
+    assert refused(SMALL["cifar10"], tmp_path) == (
+        f"`dataset.name` is `cifar10`, but `{tmp_path}` has no `cifar-10-batches-bin` or `cifar-10-binary.tar.gz` or "
+        "`cifar10.npz`; get it with `fedmate data cifar10`, or name the folder that has it with `--data-dir` or "
+        "`FEDMATE_DATA`."
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,27 +232,15 @@ def test_wrong_batches_of_cifar_are_refused(tmp_path: Path) -> None:
         assert words in sentence
 
 
-def test_pickled_batches_of_cifar_are_not_looked_at(tmp_path: Path) -> None:
-    put(tmp_path, {"cifar-10-python.tar.gz": b"x", "cifar-10-batches-py/data_batch_1": b"x"})
-    assert "has no `cifar10.npz` or `cifar-10-batches-bin` or `cifar-10-binary.tar.gz`" in refused(
-        SMALL["cifar10"], tmp_path
-    )
-
-
 LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
 X, Y = pixels(12, 28, 28), np.arange(12) % 10
 WRONG: dict[str, tuple[dict[str, bytes], str]] = {
     "text": ({LABELS: b"<html>"}, "begins with the bytes `3c 68 74 6d`, so it is no idx file of bytes"),
     "empty": ({LABELS: b""}, "begins with the bytes ``"),
-    "floats": ({LABELS: b"\0\0\x0d\1" + bytes(8)}, "begins with the bytes `00 00 0d 01`"),
-    "head only": ({LABELS: b"\0\0\x08\1"}, "it announces"),
     "cut": ({IMAGES: idx(X)[:-1]}, "it announces 9,408 bytes and has 9,407"),
-    "long": ({IMAGES: idx(X) + b"0"}, "it announces 9,408 bytes and has 9,409"),
     "cut gzip": ({IMAGES: gzip.compress(idx(X))[:-9]}, "is damaged or not complete ("),
-    "wrong sum": ({IMAGES: gzip.compress(idx(X))[:-8] + bytes(8)}, "is damaged or not complete ("),
     "another size": ({IMAGES: idx(X[:, 1:])}, "has the shape [12, 27, 28]"),
     "fewer labels": ({LABELS: idx(Y[1:])}, "[11], expected [images, 28, 28] and [images]"),
-    "exchanged": ({LABELS: idx(X), IMAGES: idx(Y)}, "check whether they are the right files"),
     "a wrong label": ({LABELS: idx(Y + 1)}, "is 10 at [9], but labels are whole numbers from 0 to 9"),
 }
 
@@ -283,14 +255,32 @@ def test_wrong_idx_files_are_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_a_prepared_file_of_another_split_is_refused(tmp_path: Path) -> None:
-    small = SMALL["balanced"]
-    prepared(tmp_path, small)
-    arrays = load(small, tmp_path)
-    np.testing.assert_array_equal(arrays.train.x, small.train[0])
-    assert refused(SMALL["byclass"], tmp_path) == (
-        f"`dataset.split` is `byclass` with 62 classes, but `{tmp_path / 'emnist.npz'}` has 47; set `dataset.split` to "
-        "`balanced`."
-    )
+    prepared(tmp_path, SMALL["balanced"])
+    np.testing.assert_array_equal(load(SMALL["balanced"], tmp_path).train.x, SMALL["balanced"].train[0])
+    assert "`dataset.split` is `byclass` with 62 classes, but `" in refused(SMALL["byclass"], tmp_path)
+    assert "labels are whole numbers from 0 to 25" in refused(SMALL["letters"], tmp_path)
+
+
+PICTURES, SIX = pixels(6, 32, 32, 3), np.arange(6)
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "another size": ({"train_x": PICTURES[:, 1:]}, "[train_x]` has uint8 images of shape [31, 32, 3]; prepare"),
+    "no bytes": ({"train_x": PICTURES.astype(float)}, "[train_x]` has float64 images of shape [32, 32, 3]; prepare"),
+    "a label": ({"test_y": SIX + 5}, "[test_y]` is 10 at [5], but labels are whole numbers from 0 to 9"),
+    "words": ({"train_y": SIX.astype(str)}, "[train_y]` holds <U21 values"),
+    "few labels": ({"train_y": SIX[:5]}, "[train_y]` [5]; give [samples, ...] and one label for each sample"),
+    "no samples": ({"test_x": PICTURES[:0], "test_y": SIX[:0]}, "[test_x]` has the shape [0, 32, 32, 3]"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_prepared_files_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    given = {"train_x": PICTURES, "train_y": SIX, "test_x": PICTURES.transpose(0, 3, 1, 2), "test_y": SIX}
+    np.savez(tmp_path / "cifar10.npz", **given)  # type: ignore[arg-type]
+    arrays = load(SMALL["cifar10"], tmp_path)
+    assert arrays.test is not None
+    np.testing.assert_array_equal(arrays.train.x, arrays.test.x)
+    np.savez(tmp_path / "cifar10.npz", **(given | UNFIT[case][0]))  # type: ignore[arg-type]
+    assert UNFIT[case][1] in refused(SMALL["cifar10"], tmp_path)
 
 
 @pytest.mark.parametrize("key", ["cinic10", "animal10"])
@@ -315,15 +305,6 @@ def test_animals_are_stretched_and_split_by_the_seed(tmp_path: Path) -> None:
     drawn = [load(small, tmp_path, split_seed=seed).test for seed in (0, 0, 1)]
     np.testing.assert_array_equal(drawn[0].x, drawn[1].x)  # type: ignore[union-attr]
     assert not np.array_equal(drawn[0].x, drawn[2].x)  # type: ignore[union-attr]
-
-
-def test_a_prepared_file_of_animals_is_split_already(tmp_path: Path) -> None:
-    small = SMALL["animal10"]
-    prepared(tmp_path, small)
-    arrays = load(small, tmp_path, split_seed=7)
-    np.testing.assert_array_equal(arrays.train.x, small.train[0])
-    assert arrays.class_names[1] == "horse"
-    assert "images of shape [3, 32, 32], expected [3, 64, 64]" in refused(small, tmp_path, size=64)
 
 
 def test_no_file_is_unpacked(tmp_path: Path) -> None:

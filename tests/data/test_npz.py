@@ -12,7 +12,7 @@ import torch
 
 from fedmate.core import Augmentation
 from fedmate.data.dataset import Arrays
-from fedmate.data.npz import Npz, read_npz, read_prepared
+from fedmate.data.npz import Npz, read_npz
 from fedmate.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -67,68 +67,10 @@ def test_what_is_no_npz_is_refused(tmp_path: Path) -> None:
         read_npz(tmp_path)
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    whole = save(tmp_path / "whole.npz", a=GREY).read_bytes()
-    path = tmp_path / "x.npz"
-    for cut in range(0, len(whole), 13):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(UserError, match=r"with `numpy.savez`"):
-            read_npz(path)
-
-
 def test_no_pickle_in_a_file_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.array([print], dtype=object))
     with pytest.raises(UserError, match=r"Python objects, which are not read; write plain numbers, and words with"):
         read_npz(tmp_path / "x.npz")
-
-
-# -------------------- prepared files
-
-NAMES = ("a", "b", "c")
-
-
-def prepared(folder: Path, shape: tuple[int, int, int], **arrays: Any) -> Any:
-    given = {"train_x": COLOUR, "train_y": LABELS, "test_x": COLOUR[:2], "test_y": LABELS[:2].astype(np.uint8)}
-    return read_prepared(save(folder / "x.npz", **{**given, **arrays}), shape, NAMES)
-
-
-@pytest.mark.parametrize(
-    ("x", "shape"),
-    [
-        (COLOUR, (3, 9, 8)),
-        (COLOUR.transpose(0, 3, 1, 2), (3, 9, 8)),
-        (GREY, (1, 9, 8)),
-        (GREY[:, None], (1, 9, 8)),
-        (GREY[..., None], (1, 9, 8)),
-    ],
-)
-def test_prepared_images_may_have_their_channels_anywhere(x: Any, shape: tuple[int, int, int], tmp_path: Path) -> None:
-    content = prepared(tmp_path, shape, train_x=x, test_x=x[:2])
-    expected = COLOUR.transpose(0, 3, 1, 2) if shape[0] == 3 else GREY[:, None]
-    np.testing.assert_array_equal(content.train.x, expected)
-    np.testing.assert_array_equal(content.test.x, expected[:2])
-    assert content.train.y.tolist() == LABELS.tolist()
-    assert content.train.y.dtype == content.test.y.dtype == np.int64
-    assert content.class_names == NAMES
-    assert content.clients is None
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"train_x": COLOUR[:, 1:]}, "x.npz[train_x]` has images of shape [8, 8, 3], expected [3, 9, 8]"),
-        ({"train_x": COLOUR.astype(float)}, "x.npz[train_x]` holds float64 values"),
-        ({"train_y": LABELS + 1}, "x.npz[train_y]` is 3 at [2], but labels are whole numbers from 0 to 2"),
-        ({"test_y": np.array([-1, 0])}, "x.npz[test_y]` is -1 at [0], but labels are whole numbers from 0 to 2"),
-        ({"test_y": np.array(["a", "b"])}, "x.npz[test_y]` holds <U1 values"),
-        ({"train_y": LABELS[:5]}, "`train_x` of shape [6, 9, 8, 3] for `train_y` of shape [5]"),
-        ({"test_x": COLOUR[:0], "test_y": LABELS[:0]}, "`test_x` of shape [0, 9, 8, 3]"),
-    ],
-)
-def test_prepared_files_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        prepared(tmp_path, (3, 9, 8), **arrays)
-    assert message in str(caught.value)
 
 
 # -------------------- a user's own: samples
@@ -176,10 +118,9 @@ def test_other_numbers_stay_what_they_are(kind: str, kept: str, tmp_path: Path) 
 # -------------------- a user's own: labels and clients
 
 
-@pytest.mark.parametrize("kind", ["U", "S"])
-def test_words_are_classes_in_alphabetical_order(kind: str, tmp_path: Path) -> None:
-    words = np.array(["cat", "dog", "ant", "ant", "dog", "cat"], dtype=kind)
-    arrays = load(tmp_path, train_y=words, test_x=TABLE[:2], test_y=np.array(["bee", "dog"], dtype=kind))
+def test_words_are_classes_in_alphabetical_order(tmp_path: Path) -> None:
+    words = np.array(["cat", "dog", "ant", "ant", "dog", "cat"])
+    arrays = load(tmp_path, train_y=words, test_x=TABLE[:2], test_y=np.array(["bee", "dog"]))
     assert arrays.class_names == ("ant", "bee", "cat", "dog")
     assert arrays.train.y.tolist() == [2, 3, 0, 0, 3, 2]
     assert arrays.test is not None
@@ -192,23 +133,25 @@ def test_classes_may_be_named(tmp_path: Path) -> None:
     arrays = load(tmp_path, class_names=names, train_y=np.array(["two", "zero", "one", "one", "one", "two"]))
     assert arrays.class_names == tuple(names)
     assert arrays.train.y.tolist() == [2, 0, 1, 1, 1, 2]
-    assert load(tmp_path, class_names=["a", "b"], train_y=LABELS * 0).class_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
-    ("clients", "numbers"),
+    ("clients", "numbers", "names"),
     [
-        ([70, 5, 5, -1, 70, 5], [2, 1, 1, 0, 2, 1]),
-        ([0.5, 0.25, 0.5, 0.5, 0.5, 0.5], [1, 0, 1, 1, 1, 1]),
-        (["b", "a", "c", "a", "a", "a"], [1, 0, 2, 0, 0, 0]),
-        ([b"b", b"a", b"b", b"b", b"b", b"b"], [1, 0, 1, 1, 1, 1]),
+        ([70, 5, 5, -1, 70, 5], [2, 1, 1, 0, 2, 1], ("-1", "5", "70")),
+        ([0.5, 0.25, 0.5, 0.5, 0.5, 0.5], [1, 0, 1, 1, 1, 1], ("0.25", "0.5")),
+        (["bo", "al", "cy", "al", "al", "al"], [1, 0, 2, 0, 0, 0], ("al", "bo", "cy")),
     ],
 )
-def test_clients_are_numbered_in_their_order(clients: list[Any], numbers: list[int], tmp_path: Path) -> None:
-    found = load(tmp_path, train_client=np.array(clients)).clients
-    assert found is not None
-    assert found.tolist() == numbers
-    assert found.dtype == np.int64
+def test_clients_are_numbered_in_the_order_of_their_names(
+    clients: list[Any], numbers: list[int], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    # Read, then out of the cache.
+    for _ in range(2):
+        arrays = load(tmp_path, train_client=np.array(clients))
+        assert arrays.clients is not None
+        assert arrays.clients.tolist() == numbers
+        assert arrays.client_names == names
     assert load(tmp_path).clients is None
 
 
@@ -218,32 +161,23 @@ def test_clients_are_numbered_in_their_order(clients: list[Any], numbers: list[i
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"train_x": TABLE[:5]}, "`train_x` of shape [5, 4] for `train_y` of shape [6]"),
-        ({"train_x": TABLE[:, 0]}, "own.npz[train_x]` has the shape [6]"),
+        ({"train_x": TABLE[:5]}, "own.npz[train_x]` has the shape [5, 4], `"),
+        ({"train_x": TABLE[:, 0]}, "own.npz[train_x]` has the shape [6], `"),
+        ({"train_x": np.zeros((6, 0))}, "own.npz[train_x]` has the shape [6, 0], `"),
         ({"train_x": np.where(TABLE[2, 1] == TABLE, np.nan, TABLE)}, "own.npz[train_x]` is nan at [2, 1]"),
         ({"test_x": TABLE}, "has no `test_y`, but `train_x`, `train_y`, `test_x`"),
-        (
-            {"test_x": TABLE[:, 1:], "test_y": LABELS},
-            "of shape [4], but float64 test samples of shape [3]",
-        ),
+        ({"test_x": TABLE[:, 1:], "test_y": LABELS}, "of shape [4], but float64 test samples of shape [3]"),
+        ({"test_x": GREY, "test_y": LABELS}, "give both one type and shape"),
         ({"train_y": LABELS - 1}, "own.npz[train_y]` is -1 at [0], but labels are whole numbers from 0"),
-        (
-            {"train_y": LABELS + 100_000},
-            "own.npz[train_y]` is 100000 at [0], but labels are whole numbers from 0 to 99999",
-        ),
+        ({"train_y": LABELS + 100_000}, "own.npz[train_y]` is 100000 at [0], but labels are whole numbers from 0 to"),
         ({"train_y": LABELS * 0}, "has 1 classes; there must be 2 to 100,000"),
-        ({"train_y": np.array(["a"] * 6), "test_x": TABLE, "test_y": LABELS}, "own.npz[train_y]` holds <U1 values"),
-        ({"train_y": np.array([b"\xff", *[b"a"] * 5])}, "own.npz[train_y]` holds bytes that are no text"),
+        ({"train_y": np.array(["a"] * 6), "test_x": TABLE, "test_y": LABELS}, "own.npz[test_y]` holds int64 values"),
+        ({"test_y": np.array(["a"] * 6), "test_x": TABLE}, "own.npz[test_y]` holds <U1 values"),
+        ({"train_y": np.array([b"a"] * 6)}, "own.npz[train_y]` holds |S1 values"),
         ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
         ({"class_names": ["a", "b", "a"]}, "own.npz[class_names]` has `a` twice"),
         ({"class_names": [1, 2, 3]}, "own.npz[class_names]` holds int64 values of shape [3]; give a row of words"),
-        (
-            {"class_names": ["a", "b"], "train_y": np.array(["a", *"bbcbb"])},
-            "own.npz[train_y]` holds `c`, which is",
-        ),
-        ({"class_names": np.arange(100_001).astype(str)}, "has 100001 classes"),
-        ({"test_x": GREY, "test_y": LABELS}, "give both one type and shape"),
-        ({"train_x": np.zeros((6, 0))}, "`train_x` of shape [6, 0]"),
+        ({"class_names": ["a", "b"], "train_y": np.array([*"abbcbb"])}, "own.npz[train_y]` holds `c`, which is"),
         ({"train_client": [1, 2]}, "own.npz[train_client]` has the shape [2] for 6 samples"),
     ],
 )
@@ -259,12 +193,3 @@ def test_a_path_that_names_no_file_is_refused(path: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"`dataset.path` is `{path}`, which is no file; set it to your `.npz` file"):
         Npz(path=path).load(tmp_path)
-
-
-@pytest.mark.parametrize("clients", [["anna", "bert", "anna"], [30, 7, 30], [b"anna", b"bert", b"anna"]])
-def test_clients_keep_their_names(clients: list[Any], tmp_path: Path) -> None:
-    arrays = load(tmp_path, train_x=np.zeros((3, 2)), train_y=[0, 1, 0], train_client=np.array(clients))
-    names = [arrays.client_names[number] for number in arrays.clients] if arrays.clients is not None else []
-    assert names == [one.decode() if isinstance(one, bytes) else str(one) for one in clients]
-    again = load(tmp_path, train_x=np.zeros((3, 2)), train_y=[0, 1, 0], train_client=np.array(clients))
-    assert again.client_names == arrays.client_names

@@ -30,8 +30,7 @@ def data(
     data_dir: DataDir = None,
 ) -> None:
     """Download a data set, check it and describe its content. List all data sets if no name is given."""
-    from fedmate.data.download import check, download
-    from fedmate.data.paths import data_folder
+    from fedmate.data.sources import check, data_folder, download
 
     if name is None and (set_ or skip_bad):
         raise UserError("`--set` and `--skip-bad` are about one data set; name it.")

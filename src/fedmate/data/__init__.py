@@ -1,4 +1,4 @@
-"""Data sets, one file each, and the table that names them."""
+"""Data sets, and the table that names them."""
 
 from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
 from fedmate.registry import Registry
@@ -9,9 +9,9 @@ DATASETS: Registry[type[Dataset]] = Registry(
         "animal10": "fedmate.data.animal10:Animal10",
         "cifar10": "fedmate.data.cifar:Cifar10",
         "cifar100": "fedmate.data.cifar:Cifar100",
-        "cinic10": "fedmate.data.cinic10:Cinic10",
+        "cinic10": "fedmate.data.cifar:Cinic10",
         "digits": "fedmate.data.digits:Digits",
-        "emnist": "fedmate.data.emnist:Emnist",
+        "emnist": "fedmate.data.mnist:Emnist",
         "fashion_mnist": "fedmate.data.mnist:FashionMnist",
         "folder": "fedmate.data.folder:Folder",
         "given": "fedmate.data.arrays:ArrayDataset",

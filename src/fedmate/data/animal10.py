@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 from fedmate.core import Limits, option
-from fedmate.data.dataset import FLIP_HELP, Arrays, Normalisation
-from fedmate.data.files import FileDataset, find_first
+from fedmate.data.dataset import Arrays, Normalisation, flip_option
 from fedmate.data.images import ImageFormat, read_images
-from fedmate.data.npz import read_prepared
+from fedmate.data.published import PublishedDataset, paper_settings
 
 NAMES = {
     "cane": "dog",
@@ -31,16 +30,18 @@ NAMES = {
 }
 """The published folders and the names of their classes."""
 
-FOLDERS = tuple(NAMES)
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Animal10(FileDataset):
+class Animal10(PublishedDataset):
     """Animals-10: photographs of ten kinds of animals from the web."""
 
+    name: ClassVar[str] = "animal10"
+    class_names: ClassVar[tuple[str, ...]] = tuple(NAMES.values())
+    published: ClassVar[tuple[int, int]] = (20_943, 5_236)
     # Of ImageNet.
     normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("animals_cnn", 0.01, share=20.0)
     instructions: ClassVar[tuple[str, ...]] = (
         "Sign in at https://www.kaggle.com: an account is needed, and free.",
         "Open https://www.kaggle.com/datasets/alessiocorrado99/animals10 and download the data set.",
@@ -50,41 +51,22 @@ class Animal10(FileDataset):
     reading: ClassVar[tuple[str, ...]] = ("size", "skip_bad", "split_seed")
     citation: ClassVar[str] = "animals10"
 
-    flip: bool = option(True, FLIP_HELP)
+    flip: bool = flip_option(True)
     size: int = option(32, "pixels on each side, to which images are stretched", Limits(at_least=1, at_most=4096))
     skip_bad: bool = option(False, "leave out images that cannot be read")
     split_seed: int = option(0, "seed of the random test split, a fifth of each class", Limits(at_least=0))
 
     @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """The paper's setting."""
-        return {
-            "partition": {"name": "share", "share": 20.0, "examples": 600},
-            "model": {"name": "animals_cnn"},
-            "training": {"learning_rate": 0.01},
-        }
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return (3, self.size, self.size)
 
-    @property
-    def published(self) -> tuple[int, int]:
-        """The numbers of its 26,179 images on each side of the split."""
-        return 20_943, 5_236
-
-    def find(self, folder: Path) -> list[Path]:
-        """Return the folders of the classes, the archive or the prepared file."""
+    def candidates(self, folder: Path) -> list[list[Path]]:
+        """Return the folders of the classes and the archive."""
         tops = [folder / "animal10", folder / "animals10", folder / "animals-10", folder]
-        trees = [[root / kind for kind in FOLDERS] for top in tops for root in (top / "raw-img", top)]
-        files = ("animals10.zip", "archive.zip", "animal10.npz")
-        return find_first("animal10", folder, [*trees, *([folder / file] for file in files)])
+        trees = [[root / kind for kind in NAMES] for top in tops for root in (top / "raw-img", top)]
+        return [*trees, [folder / "animals10.zip"], [folder / "archive.zip"]]
 
-    def read(self, found: Sequence[Path]) -> Arrays:
-        """Read all images, or the prepared file."""
-        class_names = tuple(NAMES.values())
-        if found[0].suffix == ".npz":
-            return read_prepared(found[0], (3, self.size, self.size), class_names)
-        form = ImageFormat(self.size, skip_bad=self.skip_bad)
-        return read_images(found, _locate, class_names, form, self.split_seed)
-
-
-def _locate(path: PurePosixPath) -> tuple[bool, int] | None:
-    kind = path.parent.name
-    return (False, FOLDERS.index(kind)) if kind in FOLDERS else None
+    def read_published(self, found: Sequence[Path]) -> Arrays:
+        """Read all images."""
+        return read_images(found, NAMES, ImageFormat(self.size, skip_bad=self.skip_bad), self.split_seed)

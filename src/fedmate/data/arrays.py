@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, final
+from typing import Any, ClassVar, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -14,13 +13,10 @@ from numpy.typing import NDArray
 
 from fedmate.core import option
 from fedmate.core.serialise import digest
-from fedmate.data.dataset import Arrays, Dataset, Samples
+from fedmate.data.dataset import MOST_CLASSES, OWN_DEFAULTS, Arrays, Dataset, Samples, check_labels, check_names
 from fedmate.errors import UserError
 
 ArrayLike: TypeAlias = NDArray[Any] | torch.Tensor | Sequence[Any]
-
-MOST_CLASSES = 100_000
-"""More classes are a mistake: a column of other numbers was taken for labels."""
 
 
 @final
@@ -28,12 +24,9 @@ MOST_CLASSES = 100_000
 class ArrayDataset(Dataset):
     """Your own arrays in Python: `fedmate.run(..., data=...)`."""
 
-    digest: str = option("", "fingerprint of the arrays")
+    defaults: ClassVar[dict[str, dict[str, Any]]] = OWN_DEFAULTS
 
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """A partition and a network for any classes and shapes."""
-        return {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
+    digest: str = option("", "fingerprint of the arrays")
 
     def load(self, folder: Path) -> NoReturn:
         """Refuse: the arrays are in no file."""
@@ -100,13 +93,8 @@ class Sites:
         if not len(clients):
             raise UserError("`clients` is empty; give a pair `(x, y)` for each client.")
         pairs = [_pair(f"clients[{i}]", pair) for i, pair in enumerate(clients)]
-        shapes = [pair.x.shape[1:] for pair in pairs]
-        other = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
-        if other is not None:
-            raise UserError(
-                f"`clients[{other}].x` has samples of shape {shapes[other]}, `clients[0].x` of shape {shapes[0]}; give "
-                "all samples one shape."
-            )
+        for i, pair in enumerate(pairs):
+            _check_shape(f"clients[{i}].x", pair, "clients[0].x", pairs[0])
         train = Samples(np.concatenate([pair.x for pair in pairs]), np.concatenate([pair.y for pair in pairs]))
         ends = np.cumsum([len(pair.y) for pair in pairs])
         self.client_rows: list[NDArray[np.int64]] | None = np.split(np.arange(ends[-1], dtype=np.int64), ends[:-1])
@@ -151,13 +139,13 @@ def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
     return array
 
 
-def check_names(name: str, class_names: Sequence[str]) -> None:
-    """Raise `UserError` unless there are two different classes at least; messages call them `name`."""
-    twice = [one for one, count in Counter(class_names).items() if count > 1]
-    if twice:
-        raise UserError(f"`{name}` has `{twice[0]}` twice; give each class a name of its own.")
-    if not 2 <= len(class_names) <= MOST_CLASSES:
-        raise UserError(f"`{name}` has {len(class_names)} classes; there must be 2 to {MOST_CLASSES:,}.")
+def check_pair(x_name: str, x: NDArray[Any], y_name: str, y: NDArray[Any]) -> None:
+    """Raise `UserError` unless samples have an axis of their own, and one label each; messages call them by name."""
+    if x.ndim < 2 or not x.size or y.shape != x.shape[:1]:
+        raise UserError(
+            f"`{x_name}` has the shape {list(x.shape)}, `{y_name}` {list(y.shape)}; give [samples, ...] and one label "
+            "for each sample, at least one."
+        )
 
 
 def _pair(name: str, pair: tuple[ArrayLike, ArrayLike]) -> Samples:
@@ -168,25 +156,23 @@ def _pair(name: str, pair: tuple[ArrayLike, ArrayLike]) -> Samples:
 
 def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
     inputs, labels = as_numbers(x_name, x), as_numbers(y_name, y)
-    if labels.ndim != 1 or not len(labels):
-        raise UserError(f"`{y_name}` has the shape {labels.shape}; give one label for each sample, at least one.")
-    if inputs.ndim < 2 or len(inputs) != len(labels) or not inputs.size:
-        raise UserError(
-            f"`{x_name}` has the shape {inputs.shape} for {len(labels)} labels; give `[samples, ...]`, one per label."
-        )
-    if not np.array_equal(labels, np.floor(labels)) or labels.min() < 0 or labels.max() >= MOST_CLASSES:
-        raise UserError(f"`{y_name}` must hold whole numbers from 0; number the classes 0, 1, 2, ...")
-    if inputs.dtype != np.float64:
-        inputs = inputs.astype(np.float32)
+    check_pair(x_name, inputs, y_name, labels)
     # A copy: the caller may change its arrays later.
-    return Samples(np.array(inputs, order="C"), labels.astype(np.int64))
+    kind = np.float64 if inputs.dtype == np.float64 else np.float32
+    return Samples(np.array(inputs, kind, order="C"), check_labels(y_name, labels, MOST_CLASSES))
+
+
+def _check_shape(name: str, samples: Samples, first_name: str, first: Samples) -> None:
+    shape, expected = list(samples.x.shape[1:]), list(first.x.shape[1:])
+    if shape != expected:
+        raise UserError(
+            f"`{name}` has samples of shape {shape}, `{first_name}` of shape {expected}; give all samples one shape."
+        )
 
 
 def _arrays(train: Samples, test: Samples | None, class_names: Sequence[str] | None) -> Arrays:
-    if test is not None and test.x.shape[1:] != train.x.shape[1:]:
-        raise UserError(
-            f"The test samples have the shape {test.x.shape[1:]}, the others {train.x.shape[1:]}; give both one shape."
-        )
+    if test is not None:
+        _check_shape("test_x", test, "x", train)
     largest = max(int(part.y.max()) for part in (train, test) if part is not None)
     names = tuple(map(str, range(largest + 1))) if class_names is None else tuple(map(str, class_names))
     if largest >= len(names):

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), read from the binary archives, unpacked or not, or a prepared `.npz`."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), read from the binary archives, unpacked or not, and CINIC-10."""
 
 from __future__ import annotations
 
@@ -10,21 +10,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from fedmate.core import option
-from fedmate.data.archives import damaged, read_all
-from fedmate.data.dataset import (
-    CROP_HELP,
-    CROP_LIMITS,
-    FLIP_HELP,
-    Arrays,
-    Normalisation,
-    RemoteFile,
-    Samples,
-    check_labels,
-)
-from fedmate.data.files import FileDataset, find_first
-from fedmate.data.npz import read_prepared
-
-SHAPE = (3, 32, 32)
+from fedmate.data.dataset import Arrays, Normalisation, Samples, check_labels, crop_option, flip_option
+from fedmate.data.images import ImageFormat, read_images
+from fedmate.data.published import PublishedDataset, paper_settings
+from fedmate.data.sources import RemoteFile, damaged, read_all
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -44,47 +33,44 @@ CIFAR100_CLASSES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cifar(FileDataset):
+class _Photographs(PublishedDataset):
+    """The common part: photographs of 32 x 32 pixels, with crops and flips."""
+
+    shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
+
+    crop: int = crop_option(4)
+    flip: bool = flip_option(True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cifar(_Photographs):
     """The common part: each binary batch has rows of label bytes, the last of which counts, and an image."""
 
-    name: ClassVar[str]
-    class_names: ClassVar[tuple[str, ...]]
     members: ClassVar[tuple[str, ...]]
     """The batches in the archive; the last one is the test split."""
     label_bytes: ClassVar[int]
     """The number of bytes before each image."""
 
+    published: ClassVar[tuple[int, int]] = (50_000, 10_000)
     citation: ClassVar[str] = "cifar2009"
 
-    crop: int = option(4, CROP_HELP, CROP_LIMITS)
-    flip: bool = option(True, FLIP_HELP)
+    def candidates(self, folder: Path) -> list[list[Path]]:
+        """Return the unpacked batches and the archive."""
+        return [[folder / member for member in self.members], [folder / self.downloads[0].path]]
 
-    @property
-    def published(self) -> tuple[int, int]:
-        """The official numbers of images."""
-        return 50_000, 10_000
-
-    def find(self, folder: Path) -> list[Path]:
-        """Return the prepared file, the unpacked batches or the archive."""
-        archive = folder / self.downloads[0].path
-        batches = [folder / member for member in self.members]
-        return find_first(self.name, folder, [[folder / f"{self.name}.npz"], batches, [archive]])
-
-    def read(self, found: Sequence[Path]) -> Arrays:
+    def read_published(self, found: Sequence[Path]) -> Arrays:
         """Read the batches in their official order."""
-        if found[0].suffix == ".npz":
-            return read_prepared(found[0], SHAPE, self.class_names)
         *train, test = (self._batch(*file) for file in read_all(found, self.members))
         x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
         return Arrays(Samples(x, y), test, self.class_names)
 
     def _batch(self, name: str, data: bytes) -> Samples:
-        width = self.label_bytes + int(np.prod(SHAPE))
+        width = self.label_bytes + int(np.prod(self.shape))
         if not data or len(data) % width:
             raise damaged(name, f"it has {len(data):,} bytes, no multiple of {width:,}")
         rows = np.frombuffer(data, np.uint8).reshape(-1, width)
         labels = check_labels(name, rows[:, self.label_bytes - 1], len(self.class_names))
-        return Samples(rows[:, self.label_bytes :].reshape(-1, *SHAPE), labels)
+        return Samples(rows[:, self.label_bytes :].reshape(-1, *self.shape), labels)
 
 
 @final
@@ -99,6 +85,7 @@ class Cifar10(_Cifar):
     )
     label_bytes: ClassVar[int] = 1
     normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("cifar_cnn")
     downloads: ClassVar[tuple[RemoteFile, ...]] = (
         RemoteFile(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -107,11 +94,6 @@ class Cifar10(_Cifar):
             "c32a1d4ab5d03f1284b67883e8d87530",
         ),
     )
-
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """The paper's partition and network."""
-        return {"partition": {"name": "share", "examples": 600}, "model": {"name": "cifar_cnn"}}
 
 
 @final
@@ -124,6 +106,9 @@ class Cifar100(_Cifar):
     members: ClassVar[tuple[str, ...]] = ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin")
     label_bytes: ClassVar[int] = 2
     normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("cifar100_cnn", 0.01)
+    # Ten groups of ten consecutive labels.
+    groups: ClassVar[tuple[tuple[int, ...], ...]] = tuple(tuple(range(i, i + 10)) for i in range(0, 100, 10))
     downloads: ClassVar[tuple[RemoteFile, ...]] = (
         RemoteFile(
             "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
@@ -133,16 +118,41 @@ class Cifar100(_Cifar):
         ),
     )
 
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """The paper's partition, network and learning rate."""
-        return {
-            "partition": {"name": "share", "examples": 600},
-            "model": {"name": "cifar100_cnn"},
-            "training": {"learning_rate": 0.01},
-        }
 
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Ten groups of ten consecutive labels."""
-        return tuple(tuple(range(first, first + 10)) for first in range(0, 100, 10))
+@final
+@dataclass(frozen=True, kw_only=True)
+class Cinic10(_Photographs):
+    """CINIC-10: ten classes of photographs, 32 x 32 pixels, 4.5 times as many as in CIFAR-10."""
+
+    # Darlow et al., 2018: CIFAR-10 and downsampled ImageNet. The folder `valid` is not used.
+    name: ClassVar[str] = "cinic10"
+    class_names: ClassVar[tuple[str, ...]] = CIFAR10_CLASSES
+    published: ClassVar[tuple[int, int]] = (90_000, 90_000)
+    normalisation: ClassVar[Normalisation] = Normalisation.of_bytes(
+        (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
+    )
+    defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("cifar_cnn")
+    downloads: ClassVar[tuple[RemoteFile, ...]] = (
+        RemoteFile(
+            # Addresses of the older form, `/bitstream/handle/10283/3192/...`, return a web page to programs.
+            "https://datashare.ed.ac.uk/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/download",
+            "CINIC-10.tar.gz",
+            687_544_992,
+            "6ee4d0c996905fe93221de577967a372",
+        ),
+    )
+    reading: ClassVar[tuple[str, ...]] = ("skip_bad",)
+    citation: ClassVar[str] = "cinic2018"
+
+    skip_bad: bool = option(False, "leave out images that cannot be read")
+
+    def candidates(self, folder: Path) -> list[list[Path]]:
+        """Return the folders of the classes and the archive."""
+        tops = (folder / "CINIC-10", folder / "cinic10", folder / "cinic-10", folder)
+        trees = [[top / part / kind for part in ("train", "test") for kind in CIFAR10_CLASSES] for top in tops]
+        return [*trees, [folder / "CINIC-10.tar.gz"]]
+
+    def read_published(self, found: Sequence[Path]) -> Arrays:
+        """Read all images."""
+        form = ImageFormat(32, resize=False, skip_bad=self.skip_bad)
+        return read_images(found, {kind: kind for kind in CIFAR10_CLASSES}, form)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -12,16 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedmate.core import Augmentation, Limits, Source
+from fedmate.core import Augmentation, Limits, Source, option
 from fedmate.core.options import check_options
+from fedmate.data.sources import RemoteFile
 from fedmate.errors import UserError
 
 CHUNK = 1000
 """Samples that are hashed at once, so that a memory-mapped file is never in memory as a whole."""
 
-CROP_HELP = "random crops after padding by that many pixels; 0 is off"
-CROP_LIMITS = Limits(at_least=0, at_most=64)
-FLIP_HELP = "mirror half of the training images"
+MOST_CLASSES = 100_000
+"""More classes are a mistake: a column of other numbers was taken for labels."""
+
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
+"""A partition and a network for a user's own classes and shapes."""
 
 
 class Samples(NamedTuple):
@@ -82,22 +87,6 @@ class Arrays(NamedTuple):
     client_names: tuple[str, ...] = ()
 
 
-class RemoteFile(NamedTuple):
-    """A published file of a data set.
-
-    Attributes:
-        url: its address.
-        path: its place in the folder of data sets.
-        size: in bytes.
-        md5: its published checksum.
-    """
-
-    url: str
-    path: str
-    size: int
-    md5: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
     """A data set; its fields are its options."""
@@ -152,6 +141,16 @@ class Dataset(ABC):
         """Read the arrays; `folder` is the folder of data sets."""
 
 
+def crop_option(default: int = 0) -> Any:
+    """Declare the option of random crops."""
+    return option(default, "random crops after padding by that many pixels; 0 is off", Limits(at_least=0, at_most=64))
+
+
+def flip_option(default: bool = False) -> Any:
+    """Declare the option of random flips."""
+    return option(default, "mirror half of the training images")
+
+
 def content_digest(arrays: Arrays) -> str:
     """Return the SHA-256 of the numbers and class names of a data set."""
     found = hashlib.sha256("\n".join(arrays.class_names).encode())
@@ -187,6 +186,15 @@ def check_labels(name: str, labels: NDArray[Any], num_classes: int, first: int =
     if len(wrong):
         raise UserError(
             f"`{name}` is {labels[wrong[0]]} at [{wrong[0]}], but labels are whole numbers from {first} to {last}; "
-            "correct the file, or download it again."
+            "number the classes like that."
         )
     return labels.astype(np.int64) - first
+
+
+def check_names(name: str, class_names: Sequence[str]) -> None:
+    """Raise `UserError` unless there are two different classes at least; messages call them `name`."""
+    twice = [one for one, count in Counter(class_names).items() if count > 1]
+    if twice:
+        raise UserError(f"`{name}` has `{twice[0]}` twice; give each class a name of its own.")
+    if not 2 <= len(class_names) <= MOST_CLASSES:
+        raise UserError(f"`{name}` has {len(class_names)} classes; there must be 2 to {MOST_CLASSES:,}.")

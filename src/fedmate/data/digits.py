@@ -23,11 +23,8 @@ class Digits(Dataset):
     """Digits: 1,797 handwritten digits, 8 x 8 pixels."""
 
     citation: ClassVar[str] = "digits1998"
-
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """Few samples for each client: the rest is the test split."""
-        return {"partition": {"examples": 40}, "model": {"name": "digits_cnn"}}
+    # Few samples for each client: the rest is the test split.
+    defaults: ClassVar[dict[str, dict[str, Any]]] = {"partition": {"examples": 40}, "model": {"name": "digits_cnn"}}
 
     def load(self, folder: Path) -> Arrays:
         """Read the digits from scikit-learn."""
@@ -36,4 +33,4 @@ class Digits(Dataset):
 
         images, labels = load_digits(return_X_y=True)
         samples = Samples(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64))
-        return Arrays(samples, None, tuple(str(digit) for digit in range(10)), NORMALISATION)
+        return Arrays(samples, None, tuple("0123456789"), NORMALISATION)

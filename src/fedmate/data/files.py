@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedmate import storage
-from fedmate.core import Augmentation, option
-from fedmate.data.archives import files_in, unreadable
-from fedmate.data.dataset import (
-    CROP_HELP,
-    CROP_LIMITS,
-    FLIP_HELP,
-    Arrays,
-    Dataset,
-    Normalisation,
-    Samples,
-    content_digest,
-)
-from fedmate.data.paths import user_folder
+from fedmate.core import Augmentation
+from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, crop_option, flip_option
+from fedmate.data.sources import files_in, unreadable, user_folder
 from fedmate.errors import UserError
 
 FORMAT = 3
@@ -50,8 +40,8 @@ class FileDataset(Dataset):
     reading: ClassVar[tuple[str, ...]] = ()
     """The options that change the arrays: each combination of values has a cache of its own."""
 
-    crop: int = option(0, CROP_HELP, CROP_LIMITS)
-    flip: bool = option(False, FLIP_HELP)
+    crop: int = crop_option()
+    flip: bool = flip_option()
 
     @abstractmethod
     def find(self, folder: Path) -> list[Path]:
@@ -106,33 +96,6 @@ class FileDataset(Dataset):
             arrays = arrays._replace(notes=(*arrays.notes, note))
         is_bytes = arrays.train.x.dtype == np.uint8
         return arrays._replace(normalisation=self.normalisation if is_bytes else Normalisation())
-
-
-def find_first(name: str, folder: Path, candidates: Iterable[list[Path]]) -> list[Path]:
-    """Return the first complete set of files of a named data set, or raise `UserError`.
-
-    Args:
-        name: of the data set.
-        folder: the folder of data sets.
-        candidates: sets of files, each of which is enough.
-    """
-    candidates = list(candidates)
-    complete = next((paths for paths in candidates if all(path.exists() for path in paths)), None)
-    if complete is not None:
-        return complete
-    for paths in candidates:
-        there = next((path for path in paths if path.exists()), None)
-        if there is not None:
-            lacking = next(path for path in paths if not path.exists())
-            raise UserError(
-                f"`dataset.name` is `{name}`, but `{lacking}` is missing beside `{there.name}`; complete the files, or "
-                f"get them with `fedmate data {name}`."
-            )
-    forms = " or ".join(dict.fromkeys(f"`{paths[0].relative_to(folder).parts[0]}`" for paths in candidates))
-    raise UserError(
-        f"`dataset.name` is `{name}`, but `{folder}` has no {forms}; get it with `fedmate data {name}`, or name the "
-        "folder that has it with `--data-dir` or `FEDMATE_DATA`."
-    )
 
 
 def sign(paths: Sequence[Path]) -> str:

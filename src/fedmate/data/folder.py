@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 from fedmate.core import Limits, option
-from fedmate.data.archives import files_in, unreadable
-from fedmate.data.dataset import Arrays
+from fedmate.data.dataset import OWN_DEFAULTS, Arrays
 from fedmate.data.files import FileDataset
-from fedmate.data.images import SUFFIXES, ImageFormat, is_image, printable, read_images
-from fedmate.data.paths import expand
+from fedmate.data.images import ImageFormat, is_image, printable, read_images
+from fedmate.data.sources import expand, files_in, unreadable
 from fedmate.errors import UserError
 
 
@@ -27,6 +26,7 @@ class Folder(FileDataset):
     """Your own images, in a folder for each class."""
 
     reading: ClassVar[tuple[str, ...]] = ("size", "grey", "skip_bad", "split_seed")
+    defaults: ClassVar[dict[str, dict[str, Any]]] = OWN_DEFAULTS
 
     path: str = option("", "the folder whose folders are the classes, or are `train` and `test`", is_path=True)
     size: int | None = option(
@@ -37,11 +37,6 @@ class Folder(FileDataset):
     split_seed: int = option(
         0, "seed of the random test split, where there are no folders `train` and `test`", Limits(at_least=0)
     )
-
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """A partition and a network for any classes and sizes."""
-        return {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
 
     def find(self, folder: Path) -> list[Path]:
         """Return the folders of the classes, below the folder that `path` names."""
@@ -60,15 +55,16 @@ class Folder(FileDataset):
     def read(self, found: Sequence[Path]) -> Arrays:
         """Read the images of every class."""
         for path in found:
-            _check_images(path)
-        labels = {name: label for label, name in enumerate(sorted({path.name for path in found}))}
+            deep = next((name for name, _ in files_in(path) if is_image(name) and "/" in name), None)
+            if deep is not None:
+                raise UserError(
+                    f"`{path}` has images in further folders, such as `{printable(deep)}`; put images directly into "
+                    "the folder of their class."
+                )
         is_split = len({path.parent for path in found}) > 1
-
-        def locate(path: PurePosixPath) -> tuple[bool, int]:
-            return is_split and path.parent.parent.name == "test", labels[path.parent.name]
-
         form = ImageFormat(self.size, grey=self.grey, skip_bad=self.skip_bad)
-        return read_images(found, locate, tuple(labels), form, None if is_split else self.split_seed)
+        names = sorted({path.name for path in found})
+        return read_images(found, dict(zip(names, names, strict=True)), form, None if is_split else self.split_seed)
 
 
 def _class_folders(root: Path, at_least: int) -> list[Path]:
@@ -83,16 +79,3 @@ def _class_folders(root: Path, at_least: int) -> list[Path]:
     if unclear is not None:
         raise UserError(f"`{printable(str(unclear))}` has a name that is not plain text; rename the folder.")
     return found
-
-
-def _check_images(path: Path) -> None:
-    """Raise `UserError` unless images lie directly in the folder of a class."""
-    images = [name for name, _ in files_in(path) if is_image(name)]
-    deep = next((name for name in images if "/" in name), None)
-    if deep is not None:
-        raise UserError(
-            f"`{path}` has images in further folders, such as `{printable(deep)}`; put images directly into the folder "
-            "of their class."
-        )
-    if not images:
-        raise UserError(f"`{path}` has no image ({' '.join(SUFFIXES)}); put images of that class there, or remove it.")

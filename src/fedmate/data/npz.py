@@ -1,24 +1,20 @@
-"""Arrays in a file of `numpy.savez`: a user's own, or those prepared for a named data set.
-
-A prepared file `NAME.npz` holds images as bytes, `train_x` and `test_x`, and their labels, `train_y` and `test_y`.
-"""
+"""A user's own arrays in a file of `numpy.savez`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.core import option
-from fedmate.data.archives import LARGEST, unreadable
-from fedmate.data.arrays import MOST_CLASSES, as_numbers, check_names
-from fedmate.data.dataset import Arrays, Samples, check_labels
+from fedmate.data.arrays import as_numbers, check_pair
+from fedmate.data.dataset import MOST_CLASSES, OWN_DEFAULTS, Arrays, Samples, check_labels, check_names
 from fedmate.data.files import FileDataset
-from fedmate.data.paths import expand
+from fedmate.data.sources import LARGEST, expand, unreadable
 from fedmate.errors import UserError
 
 ByName: TypeAlias = Mapping[str, NDArray[Any]]
@@ -71,24 +67,16 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def read_prepared(path: Path, shape: tuple[int, int, int], class_names: Sequence[str]) -> Arrays:
-    """Return the content of a file prepared for a named data set, or raise `UserError`.
-
-    Args:
-        path: of the file.
-        shape: channels, height and width of an image. In the file channels may come last, or be left out if one.
-        class_names: one for each label.
-    """
-    arrays = read_npz(path)
-    train, test = (_pair(path, arrays, part) for part in ("train", "test"))
-    parts = [
-        Samples(
-            _as_images(f"{path}[{part}_x]", samples.x, shape),
-            check_labels(f"{path}[{part}_y]", samples.y, len(class_names)),
-        )
-        for part, samples in (("train", train), ("test", test))
-    ]
-    return Arrays(parts[0], parts[1], tuple(class_names))
+def take_pair(path: Path, arrays: ByName, part: str) -> Samples:
+    """Return samples and labels of `train` or `test` in a file as they are, or raise `UserError`."""
+    wanted = (f"{part}_x", f"{part}_y")
+    lacking = next((name for name in wanted if name not in arrays), None)
+    if lacking is not None:
+        held = ", ".join(f"`{name}`" for name in arrays)
+        raise UserError(f"`{path}` has no `{lacking}`, but {held}; write {', '.join(f'`{name}`' for name in wanted)}.")
+    x, y = (arrays[name] for name in wanted)
+    check_pair(f"{path}[{part}_x]", x, f"{path}[{part}_y]", y)
+    return Samples(x, y)
 
 
 @final
@@ -96,14 +84,11 @@ def read_prepared(path: Path, shape: tuple[int, int, int], class_names: Sequence
 class Npz(FileDataset):
     """Your own arrays in an `.npz` file: images as bytes, or samples of any other numbers."""
 
+    defaults: ClassVar[dict[str, dict[str, Any]]] = OWN_DEFAULTS
+
     path: str = option(
         "", "the file, with `train_x`, `train_y` and, if there are any, `test_x`, `test_y`", is_path=True
     )
-
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """A partition and a network for any classes and shapes."""
-        return {"partition": {"name": "dirichlet"}, "model": {"name": "mlp"}}
 
     def find(self, folder: Path) -> list[Path]:
         """Return the file that `path` names."""
@@ -116,55 +101,23 @@ class Npz(FileDataset):
         """Read the arrays, and check that they fit each other."""
         (path,) = found
         arrays = read_npz(path)
-        names = ["train", "test"] if {"test_x", "test_y"} & {*arrays} else ["train"]
-        pairs = [_pair(path, arrays, name) for name in names]
-        inputs = [_as_samples(f"{path}[{name}_x]", pair.x) for name, pair in zip(names, pairs, strict=True)]
+        parts = ["train", "test"] if {"test_x", "test_y"} & {*arrays} else ["train"]
+        pairs = [take_pair(path, arrays, part) for part in parts]
+        inputs = [_as_samples(f"{path}[{part}_x]", pair.x) for part, pair in zip(parts, pairs, strict=True)]
         forms = [(x.dtype == np.uint8, x.shape[1:]) for x in inputs]
         if forms[0] != forms[-1]:
             raise UserError(
                 f"`{path}` has {inputs[0].dtype} training samples of shape {list(inputs[0].shape[1:])}, but "
                 f"{inputs[1].dtype} test samples of shape {list(inputs[1].shape[1:])}; give both one type and shape."
             )
-        labels, class_names = _number_labels(path, arrays, names)
+        labels, class_names = _number_labels(path, arrays, [f"{part}_y" for part in parts])
         train, *test = (Samples(*part) for part in zip(inputs, labels, strict=True))
         clients, client_names = _number_clients(path, arrays)
         return Arrays(train, test[0] if test else None, class_names, clients=clients, client_names=client_names)
 
 
-def _pair(path: Path, arrays: ByName, part: str) -> Samples:
-    wanted = (f"{part}_x", f"{part}_y")
-    lacking = next((name for name in wanted if name not in arrays), None)
-    if lacking is not None:
-        held = ", ".join(f"`{name}`" for name in arrays)
-        raise UserError(f"`{path}` has no `{lacking}`, but {held}; write {', '.join(f'`{name}`' for name in wanted)}.")
-    x, y = (arrays[name] for name in wanted)
-    if not x.size or y.ndim != 1 or len(x) != len(y):
-        raise UserError(
-            f"`{path}` has `{part}_x` of shape {list(x.shape)} for `{part}_y` of shape {list(y.shape)}; give one label "
-            "for each sample, at least one."
-        )
-    return Samples(x, y)
-
-
-def _as_images(name: str, x: NDArray[Any], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return images with channels first, not copied."""
-    channels, height, width = shape
-    if x.dtype != np.uint8:
-        raise UserError(f"`{name}` holds {x.dtype} values; a prepared file has images as bytes (uint8).")
-    found = x.shape[1:]
-    if found == shape:
-        return x
-    if found == (height, width, channels):
-        return np.moveaxis(x, 3, 1)
-    if found == (height, width) and channels == 1:
-        return x[:, None]
-    raise UserError(f"`{name}` has images of shape {list(found)}, expected {list(shape)}; prepare them in that size.")
-
-
 def _as_samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
     """Return a user's own samples: bytes as images with channels first, other numbers as they are."""
-    if x.ndim < 2:
-        raise UserError(f"`{name}` has the shape {list(x.shape)}; give [samples, ...].")
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
     if x.dtype == np.uint8 and x.ndim == 4:
@@ -174,24 +127,22 @@ def _as_samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
     return numbers.astype(np.float64 if is_double else np.float32)
 
 
-def _number_labels(path: Path, arrays: ByName, parts: Sequence[str]) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Return the labels of each part as numbers, and the names of the classes."""
-    names = tuple(_words(f"{path}[class_names]", arrays["class_names"])) if "class_names" in arrays else ()
-    labels = {f"{path}[{part}_y]": arrays[f"{part}_y"] for part in parts}
-    if all(values.dtype.kind in "US" for values in labels.values()):
-        words = {key: _words(key, values) for key, values in labels.items()}
+def _number_labels(path: Path, arrays: ByName, keys: Sequence[str]) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """Return the labels of each part as numbers, and the names of the classes, in alphabetical order if not given."""
+    names = tuple(_words(path, arrays, "class_names")) if "class_names" in arrays else ()
+    if arrays[keys[0]].dtype.kind == "U":
+        words = {key: _words(path, arrays, key) for key in keys}
         names = names or tuple(sorted({word for values in words.values() for word in values}))
         numbers = {name: i for i, name in enumerate(names)}
-        for key, values in words.items():
-            unknown = next((word for word in values if word not in numbers), None)
-            if unknown is not None:
-                raise UserError(f"`{key}` holds `{unknown}`, which is none of `class_names`; add it there.")
-        found = [np.array([numbers[word] for word in values], dtype=np.int64) for values in words.values()]
+        unknown = next(((key, word) for key, values in words.items() for word in values if word not in numbers), None)
+        if unknown is not None:
+            raise UserError(f"`{path}[{unknown[0]}]` holds `{unknown[1]}`, which is none of `class_names`; add it.")
+        labels = [np.array([numbers[word] for word in values], dtype=np.int64) for values in words.values()]
     else:
-        found = [check_labels(key, values, len(names) or MOST_CLASSES) for key, values in labels.items()]
-        names = names or tuple(map(str, range(1 + max(int(values.max()) for values in found))))
+        labels = [check_labels(f"{path}[{key}]", arrays[key], len(names) or MOST_CLASSES) for key in keys]
+        names = names or tuple(map(str, range(1 + max(int(values.max()) for values in labels))))
     check_names(f"{path}[class_names]", names)
-    return found, names
+    return labels, names
 
 
 def _number_clients(path: Path, arrays: ByName) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
@@ -204,17 +155,13 @@ def _number_clients(path: Path, arrays: ByName) -> tuple[NDArray[np.int64] | Non
             f"`{name}` has the shape {list(clients.shape)} for {len(arrays['train_y'])} samples; give one client for "
             "each."
         )
-    clients = np.array(_words(name, clients)) if clients.dtype.kind in "US" else as_numbers(name, clients)
-    names, numbers = np.unique(clients, return_inverse=True)
+    names, numbers = np.unique(clients if clients.dtype.kind == "U" else as_numbers(name, clients), return_inverse=True)
     return numbers.astype(np.int64), tuple(str(one) for one in names.tolist())
 
 
-def _words(name: str, values: NDArray[Any]) -> list[str]:
-    if values.dtype.kind not in "US" or values.ndim != 1:
-        raise UserError(f"`{name}` holds {values.dtype} values of shape {list(values.shape)}; give a row of words.")
-    try:
-        words = [str(word) for word in (np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values)]
-        "".join(words).encode()
-        return words
-    except UnicodeError:
-        raise UserError(f"`{name}` holds bytes that are no text; write it as text.") from None
+def _words(path: Path, arrays: ByName, key: str) -> list[str]:
+    if arrays[key].dtype.kind != "U" or arrays[key].ndim != 1:
+        raise UserError(
+            f"`{path}[{key}]` holds {arrays[key].dtype} values of shape {list(arrays[key].shape)}; give a row of words."
+        )
+    return [str(word) for word in arrays[key]]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 
 from fedmate.core import Augmentation, Limits, option
-from fedmate.data.arrays import check_names
-from fedmate.data.dataset import CROP_HELP, CROP_LIMITS, FLIP_HELP, Arrays, Dataset, Normalisation, Samples
+from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, check_names, crop_option, flip_option
 from fedmate.errors import UserError
 
 CENTRE = 127.5
@@ -26,19 +25,16 @@ CENTRE = 127.5
 class AtSites(Dataset):
     """Samples that stay at sites; run it with `flwr run`."""
 
+    defaults: ClassVar[dict[str, dict[str, Any]]] = {"partition": {"name": "given"}, "model": {"name": "mlp"}}
+
     classes: tuple[str, ...] = option((), "the names of the classes, two at least")
     shape: tuple[int, ...] = option((), "of a sample; an image has channels, height and width")
     mean: tuple[float, ...] = option(
         (), "subtracted from samples, one for all or one per channel; left out, images are scaled to -1..1"
     )
     std: tuple[float, ...] = option((), "samples are divided by it then, likewise")
-    crop: int = option(0, CROP_HELP, CROP_LIMITS)
-    flip: bool = option(False, FLIP_HELP)
-
-    @property
-    def defaults(self) -> dict[str, dict[str, Any]]:
-        """The sites as clients, and a network for samples of any shape."""
-        return {"partition": {"name": "given"}, "model": {"name": "mlp"}}
+    crop: int = crop_option()
+    flip: bool = flip_option()
 
     @property
     def augmentation(self) -> Augmentation:

@@ -23,7 +23,7 @@ from fedmate.core import Limits, Method, Training, option
 from fedmate.core.options import check_options, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
-from fedmate.data.paths import expand
+from fedmate.data.sources import expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.experiment.values import NONE, check_type

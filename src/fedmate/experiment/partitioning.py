@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedmate.core import ClientData, Federation, rows_of
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
 from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
-from fedmate.data.paths import data_folder
+from fedmate.data.sources import data_folder
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.user_inputs import UserInputs

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fedmate import __version__, storage
 from fedmate.core import ClientData, Federation, Method, Tree, class_counts, make_key
-from fedmate.data.paths import expand
+from fedmate.data.sources import expand
 from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.config import Experiment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedmate.data.paths import expand
+from fedmate.data.sources import expand
 from fedmate.errors import DivergedError, FedmateError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.prepare import PreparedRun, new_runs, resumed_runs

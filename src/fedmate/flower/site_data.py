@@ -20,7 +20,7 @@ from fedmate.core import ClientData
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples, hold_back
 from fedmate.data.files import FileDataset
-from fedmate.data.paths import data_folder, expand
+from fedmate.data.sources import data_folder, expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import ConfigSource, Experiment, Section, load_file, resolve

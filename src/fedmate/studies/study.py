@@ -24,7 +24,7 @@ from typing import NamedTuple, final
 
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS
-from fedmate.data.paths import data_folder
+from fedmate.data.sources import data_folder
 from fedmate.errors import UserError, closest
 from fedmate.experiment.config import DEFAULT_NAMES, ConfigSource, Experiment, Values, resolve
 from fedmate.experiment.tuned import TUNED, tuned_on

@@ -1,7 +1,9 @@
 """Dirichlet: each class is split over clients in proportions drawn from a Dirichlet distribution.
 
-Clients do not overlap and differ in size; `examples` cuts large ones at random. A client without samples receives one
-from the largest client.
+This is the class-wise draw of Yurochkin et al. (2019), "Bayesian nonparametric federated learning of neural networks",
+and of NIID-Bench (Li et al., 2022), not the client-wise one of Hsu et al. (2019). Clients do not overlap and differ in
+size; `examples` cuts large ones at random. There is no minimum of 10 samples with a new draw, as in NIID-Bench: a
+client without samples receives one from the largest client.
 """
 
 from __future__ import annotations

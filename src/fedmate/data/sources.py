@@ -1,20 +1,113 @@
-"""Files that belong together, read from a folder, a tar archive or a zip archive.
+"""Where the files of data sets lie, how they are downloaded, and what is in them.
 
-Nothing is unpacked to the disk, so names inside an archive cannot point anywhere. Links and devices are skipped.
+Members of archives are read one by one into memory. Nothing is unpacked to the disk, so names inside an archive cannot
+point anywhere. Links and devices are skipped.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from fedmate.errors import UserError
 
+VARIABLE = "FEDMATE_DATA"
+"""The environment variable that names the folder of data sets."""
+
 LARGEST = 2**30
-"""The most bytes that a file may have; more is refused before it is read."""
+"""The most bytes that a member of an archive may have; more is refused before it is read."""
+
+
+class RemoteFile(NamedTuple):
+    """A published file: its address, its place in the folder of data sets, its size in bytes and its checksum."""
+
+    url: str
+    path: str
+    size: int
+    md5: str
+
+
+class DownloadError(OSError):
+    """The network or a server failed, which is no mistake of the user: one sentence, exit status 1."""
+
+
+def data_folder(chosen: Path | None = None) -> Path:
+    """Return the folder that `--data-dir` or `FEDMATE_DATA` names, which must exist, or the user's cache folder."""
+    name, named = ("--data-dir", chosen) if chosen is not None else (VARIABLE, os.environ.get(VARIABLE))
+    if not named:
+        return user_folder()
+    folder = expand(name, named)
+    if not folder.is_dir():
+        found = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"`{name}` is `{folder}`, which {found}; make it, or name the folder that holds the data sets.")
+    return folder
+
+
+def user_folder() -> Path:
+    """Return this user's cache folder for data sets: `~/.cache/fedmate` on Linux."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("fedmate", appauthor=False, opinion=False)
+
+
+def expand(name: str, path: str | Path) -> Path:
+    """Return a path with a leading `~` expanded; messages call it `name`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"`{name}` is `{path}`, but there is no such home folder; write the path out.") from None
+
+
+def download(files: Sequence[RemoteFile], folder: Path) -> None:
+    """Download files into the folder of data sets if they are missing, and check those that are there.
+
+    A file takes its name only after its checksum was verified. An existing file is never replaced.
+    """
+    import pooch
+    import requests
+
+    missing = [file for file in files if not (folder / file.path).exists()]
+    # Before a long download, not after it.
+    for file in files:
+        if file not in missing:
+            check(file, folder / file.path)
+    for file in missing:
+        target = folder / file.path
+        fetch = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), headers={"User-Agent": "fedmate"})
+        try:
+            pooch.retrieve(file.url, f"md5:{file.md5}", target.name, target.parent, downloader=fetch)
+        except PermissionError:
+            raise UserError(
+                f"`{target.parent}` cannot be written to; change its permissions, or name another folder with "
+                "`--data-dir`."
+            ) from None
+        except (OSError, ValueError) as error:
+            # A wrong checksum is a `ValueError`; the file is deleted then.
+            reason = "no connection" if isinstance(error, requests.ConnectionError) else error
+            raise DownloadError(
+                f"`{file.url}` cannot be downloaded ({reason}); try again, or download it by other means and put it "
+                f"into `{target.parent}` as `{target.name}`"
+            ) from None
+
+
+def check(file: RemoteFile, path: Path) -> None:
+    """Raise `UserError` if an existing file is not the published one."""
+    import pooch
+
+    try:
+        found = pooch.file_hash(path, alg="md5")
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if found != file.md5:
+        raise UserError(
+            f"`{path}` has the md5 checksum {found}, but {file.md5} is published: it is damaged, or another file; move "
+            "it away, and the same command downloads it."
+        )
 
 
 def read_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -31,11 +124,10 @@ def read_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
         yield from (_read_zip if zipfile.is_zipfile(path) else _read_tar)(path, wanted)
     except UserError:
         raise
-    except OSError as error:
-        # Errors of decompression are `OSError` as well, without a number.
-        raise (damaged(path, str(error)) if error.errno is None else unreadable(path, error)) from None
+    # Readers of archives raise almost anything on damaged bytes, also `OSError` without a number.
     except Exception as error:
-        # Readers of archives raise almost anything on damaged bytes.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(path, error) from None
         raise damaged(path, str(error) or type(error).__name__) from None
 
 
@@ -63,7 +155,6 @@ def files_in(folder: Path) -> list[tuple[str, Path]]:
 def read_file(path: Path) -> bytes:
     """Return the content of a file, or raise `UserError`."""
     try:
-        _check_size(path, path.name, path.stat().st_size)
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from None
