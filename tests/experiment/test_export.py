@@ -104,29 +104,21 @@ def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:
 # The same model.
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedavg", "fedbabu", "fedmate", "fedpac", "fedrod", "local", "moon"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbabu", "fedmate", "local"])
 def test_a_model_is_as_good_as_the_record_says(finished: Runs, method: str) -> None:
     folder = finished(method)
     x, y = raw_digits(folder)
     rows = [row for row in Record(folder).clients if not row["newcomer"]]
     found = [balanced(export_model(folder, client), x, y) for client in range(4)]
     assert found == pytest.approx([row["pre_balanced"] for row in rows], abs=1e-9)
-    # A confusion of models, or with untrained ones, must show. FedPAC begins slowly.
-    assert max(found) > 14 or method == "fedpac"
+    # A confusion of models, or with untrained ones, must show.
+    assert max(found) > 14
     assert len({*found}) > 2 or rows[0]["global_balanced"] == rows[0]["pre_balanced"]
     if rows[0]["global_balanced"] is None:
         with pytest.raises(UserError, match=rf"ran `{method}`, which has no global model; export a client's\.$"):
             export_model(folder, None)
     else:
         assert balanced(export_model(folder, None), x, y) == pytest.approx(rows[0]["global_balanced"], abs=1e-9)
-
-
-def test_single_precision_and_the_other_back_end(finished: Runs) -> None:
-    folder = finished("fedrep", dtype="float32", backend="vectorised", rounds=1)
-    model = export_model(folder, 1)
-    assert {tensor.dtype for tensor in model.module.state_dict().values()} == {torch.float32}
-    expected = Record(folder).clients[1]["pre_balanced"]
-    assert balanced(model, *raw_digits(folder)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_it_says_what_it_is(finished: Runs) -> None:
@@ -139,11 +131,6 @@ def test_it_says_what_it_is(finished: Runs) -> None:
         "fedmate": fedmate.__version__,
     }
     assert model.architecture == {"name": "digits_cnn", "options": {"buffers": "shared", "width": 16}}
-    assert (model.signature.input_shape, model.signature.class_names[-1], model.signature.dtype) == (
-        (1, 8, 8),
-        "9",
-        "float64",
-    )
     assert repr(model) == "PortableModel(digits_cnn: fedper on few, client 3, round 3)"
     assert not model.module.training
     assert export_model(finished("fedavg"), None).origin["client"] == "global"
@@ -254,12 +241,6 @@ def start(folder: Path, rounds: int) -> Path:
     return folder
 
 
-def test_a_run_that_was_stopped_gives_what_it_has(tmp_path: Path) -> None:
-    first, second = (export_model(start(tmp_path / str(rounds), rounds), 0) for rounds in (1, 2))
-    assert (first.origin["round"], second.origin["round"]) == (1, 2)
-    assert not torch.equal(*(model.module.state_dict()["classifier.weight"] for model in (first, second)))
-
-
 def test_a_run_that_has_not_begun_gives_nothing(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", 0)
     with pytest.raises(UserError) as caught:
@@ -291,10 +272,3 @@ def test_a_damaged_run_is_not_read_again_for_ever(tmp_path: Path) -> None:
 
 
 # What is refused.
-
-
-@pytest.mark.parametrize("client", [-1, 4])
-def test_a_client_that_is_not_there(finished: Runs, client: int) -> None:
-    why = r" \(held-out clients have no model\)" if client > 0 else ""
-    with pytest.raises(UserError, match=rf"has clients 0 to 3, not {client}{why}; choose one of these\.$"):
-        export_model(finished("fedper"), client)

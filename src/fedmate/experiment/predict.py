@@ -1,15 +1,15 @@
 """Exported models: one network with everything that its use needs, as an object and as a file.
 
 model.safetensors   the network's `state_dict` under its own names, and a description as one string of metadata
-model.pt2           a graph that PyTorch runs without fedmate, on raw samples: see `pt2`
+model.pt2           a graph that PyTorch runs without fedmate, on raw samples
 """
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,20 +22,17 @@ from torch import Tensor, nn
 
 from fedmate import storage
 from fedmate.core import Augmentation
-from fedmate.core.layers import drop_statistics
 from fedmate.core.metrics import CHUNK
 from fedmate.core.serialise import DamagedError, pack, unpack
 from fedmate.data import Normalisation
 from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError
-from fedmate.experiment import pt2
 from fedmate.experiment.build import make_method
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Prior
 from fedmate.experiment.sample_files import as_samples, read_array
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import UserInputs, structure
-from fedmate.models import MODELS
+from fedmate.experiment.user_inputs import UserInputs
 
 FORMAT = 1
 
@@ -48,7 +45,7 @@ class Predictions(NamedTuple):
         class_names: its name, for each sample.
         probabilities: `[samples, classes]`.
         prior: the class shares that the model answers for, `[classes]`; `None` without prior calibration.
-        notes: sentences the user should read.
+        notes: warnings for the user.
     """
 
     labels: NDArray[np.int64]
@@ -110,17 +107,26 @@ class PortableModel:
         """
         name, values = ("x", x) if not isinstance(x, str | Path) else (str(x), read_array(Path(x)))
         logits = self._logits(name, as_samples(name, as_numbers(name, values), self.signature.input_shape))
-        if prior is None and not self.calibration.tau:
-            return self._predictions(logits)
-        chosen, shares = self.calibration.choose(prior, logits)
-        adjusted, notes = self.calibration.adjust(logits, chosen, shares, self.signature.class_names)
-        return self._predictions(adjusted)._replace(prior=shares.numpy(), notes=tuple(notes))
+        shares, notes = None, list[str]()
+        if prior is not None or self.calibration.tau:
+            chosen, shares = self.calibration.choose(prior, logits)
+            logits, notes = self.calibration.adjust(logits, chosen, shares, self.signature.class_names)
+        labels = logits.argmax(-1).numpy()
+        names = [self.signature.class_names[label] for label in labels]
+        known = None if shares is None else shares.numpy()
+        return Predictions(labels, names, logits.softmax(-1).numpy(), known, tuple(notes))
 
     def save(self, path: str | Path) -> None:
         """Write it to a new file, `.safetensors` or `.pt2`."""
         path = Path(path)
         check_target(path)
-        storage.write_for_user(path, self.to_safetensors() if path.suffix == ".safetensors" else self._to_pt2())
+        if path.suffix == ".safetensors":
+            data = self.to_safetensors()
+        else:
+            # The graph normalises by itself.
+            note = self._note(replace(self.signature, normalisation=Normalisation()))
+            data = to_graph(self.module, self.signature, json.dumps(note, allow_nan=False))
+        storage.write_for_user(path, data)
 
     def to_safetensors(self) -> bytes:
         """Return the content of its file."""
@@ -134,10 +140,16 @@ class PortableModel:
 
     def _logits(self, name: str, samples: NDArray[Any]) -> Tensor:
         """Return the network's answers, in chunks as in a run's evaluation."""
-        chunks = [samples[start : start + CHUNK] for start in range(0, len(samples), CHUNK)]
+        dtype, normalisation = getattr(torch, self.signature.dtype), self.signature.normalisation
         try:
             with torch.no_grad():
-                logits = torch.cat([self.module(self._tensor(chunk)) for chunk in chunks])
+                answers = []
+                for start in range(0, len(samples), CHUNK):
+                    # Numbers beyond the network's precision show up in its answers.
+                    chunk = samples[start : start + CHUNK].astype(np.float64)
+                    source = normalisation.source(chunk, Augmentation(), dtype, "cpu")
+                    answers.append(self.module(source.read(torch.arange(len(chunk)))))
+                logits = torch.cat(answers)
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise UserError(f"`{name}` makes the model fail ({reason}); give other samples.") from error
@@ -148,26 +160,57 @@ class PortableModel:
             )
         return logits
 
-    def _predictions(self, logits: Tensor) -> Predictions:
-        labels = logits.argmax(-1).numpy()
-        names = [self.signature.class_names[label] for label in labels]
-        return Predictions(labels, names, logits.softmax(-1).numpy())
-
-    def _tensor(self, samples: NDArray[Any]) -> Tensor:
-        """Normalise samples as runs do; numbers beyond the network's precision show up in its answers."""
-        dtype = getattr(torch, self.signature.dtype)
-        source = self.signature.normalisation.source(samples.astype(np.float64), Augmentation(), dtype, "cpu")
-        return source.read(torch.arange(len(samples)))
-
-    def _to_pt2(self) -> bytes:
-        # The graph normalises by itself.
-        note = self._note(replace(self.signature, normalisation=Normalisation()))
-        return pt2.write(self.module, self.signature, json.dumps(note, allow_nan=False))
-
     def _note(self, signature: Signature) -> dict[str, Any]:
         note = {"format": FORMAT, "signature": signature.to_dict(), "architecture": self.architecture}
         note["origin"] = self.origin
         return {**note, "calibration": asdict(self.calibration)} if self.calibration.tau else note
+
+
+class _RawReader(nn.Module):
+    """A network that normalises its samples itself."""
+
+    def __init__(self, network: nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.network = network
+        shape = (-1, *[1] * (len(signature.input_shape) - 1))
+        dtype = getattr(torch, signature.dtype)
+        mean, std = (torch.tensor(values, dtype=dtype).reshape(shape) for values in signature.normalisation)
+        self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of raw samples."""
+        logits: Tensor = self.network((x - self.mean) / self.std)
+        return logits
+
+
+def to_graph(module: nn.Module, signature: Signature, note: str) -> bytes:
+    """Return a network in evaluation mode as an archive that reads raw samples, any number, and returns logits.
+
+    `note` is stored beside it, as `fedmate.json`. `UserError` says that torch cannot export the network.
+    """
+    # Zeros, never a client's samples: the archive may contain the inputs that a graph is traced with.
+    samples = torch.zeros(2, *signature.input_shape, dtype=getattr(torch, signature.dtype))
+    with warnings.catch_warnings():
+        # torch warns about its own code: signatures it copies, weights of recurrent layers.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export", UserWarning)
+        try:
+            exported = torch.export.export(
+                _RawReader(module, signature).eval(), (samples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+            ).run_decompositions()
+        except Exception as error:
+            # A user's `forward` and torch's tracer can raise anything.
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise UserError(
+                f"`model` cannot be written as `.pt2`, torch says: {reason.rstrip('.')}; use `.safetensors`."
+            ) from error
+    exported.example_inputs = None
+    for node in exported.graph.nodes:
+        # The other entries hold folders of this machine and lines of source code.
+        node.meta = {key: value for key, value in node.meta.items() if key == "val"}
+    archive = io.BytesIO()
+    torch.export.save(exported, archive, extra_files={"fedmate.json": note})
+    return archive.getvalue()
 
 
 def check_target(path: Path) -> None:
@@ -188,13 +231,9 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
         UserError: the file is missing, damaged or something else.
     """
     path = Path(path)
-    if path.suffix == ".pt2":
-        raise UserError(
-            f"`{path}` is a graph for PyTorch, which fedmate does not read; use `torch.export.load`, or export the "
-            "model as `.safetensors`."
-        )
     if path.suffix != ".safetensors":
-        raise UserError(f"`{path}` is no model; give a `.safetensors` file that `fedmate export` wrote.")
+        hint = ", or use `torch.export.load`" * (path.suffix == ".pt2")
+        raise UserError(f"`{path}` is no model that fedmate reads; give a `.safetensors` file of `export`{hint}.")
     try:
         tensors, note = unpack(path.read_bytes())
         signature, architecture, origin, calibration = _parse(note)
@@ -211,7 +250,6 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> PortableMode
 
 
 def _parse(note: Any) -> tuple[Signature, dict[str, Any], dict[str, Any], Calibration]:
-    """Return the signature, the architecture, the origin and the calibration of a network."""
     try:
         if note["format"] != FORMAT:
             raise DamagedError(f"it is of format {note['format']}, written by another version of fedmate")
@@ -229,7 +267,6 @@ def _parse(note: Any) -> tuple[Signature, dict[str, Any], dict[str, Any], Calibr
 
 
 def _section(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the name and the options of a section of an experiment."""
     name, options = values["name"], values["options"]
     if not isinstance(name, str) or not isinstance(options, dict):
         raise DamagedError("its description makes no sense")
@@ -237,34 +274,22 @@ def _section(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(path: Path, signature: Signature, architecture: dict[str, Any], model: nn.Module | None) -> nn.Module:
-    """Make the network whose tensors a file holds."""
-    name, options = architecture["name"], architecture["options"]
+    name = architecture["name"]
     if name == "given" and model is None:
         raise UserError(
             f"`{path}` needs the layers of a network that came from Python; load it in Python with "
             "`fedmate.load_model(path, model=...)`, or export it as `.pt2`."
         )
-    if name != "given" and model is not None:
-        raise UserError(f"`model` is given, but `{path}` holds `{name}`, which fedmate has; leave it out.")
-    # As in an experiment, so that a wrong option gets the same error.
-    sections = {"model": {**options, "name": name}}
+    sections = {"model": {**architecture["options"], "name": name}, "method": {"name": "fedavg"}}
     if "method" in architecture:
+        # The method added layers, and adds them again.
         sections["method"] = {**architecture["method"]["options"], "name": architecture["method"]["name"]}
-    experiment = resolve([ConfigSource(str(path), sections)])
-    chosen = experiment.model
-    if model is not None and structure(model) != chosen.options["digest"]:
-        raise UserError("`model` has another structure than the network that was trained; give the same one.")
+    # As in an experiment, so that a wrong option gets the same error.
+    experiment = resolve([ConfigSource(str(path), sections)]).with_general(device="cpu", dtype=signature.dtype)
+    given = UserInputs(module=model)
+    given.check(experiment)
     try:
-        if "method" in architecture:
-            # The method added layers, and adds them again.
-            on_cpu = experiment.with_general(device="cpu", dtype=signature.dtype)
-            whole = make_method(on_cpu, signature, UserInputs(module=model)).setup.model
-            return whole.to_module(whole.init_params())
-        with torch.random.fork_rng(devices=[]):
-            shape, classes = signature.input_shape, len(signature.class_names)
-            module = copy.deepcopy(model) if model else MODELS[name](**chosen.options).build(shape, classes)
+        whole = make_method(experiment, signature, given).setup.model
     except (RuntimeError, MemoryError, TypeError) as error:
         raise DamagedError("its network cannot be built") from error
-    if chosen.options["buffers"] == "dropped":
-        drop_statistics(module)
-    return module.to("cpu", getattr(torch, signature.dtype))
+    return whole.to_module(whole.init_params())

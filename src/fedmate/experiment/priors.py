@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from fedmate.components.prior_calibration import estimate_prior, prior_adjustment
 from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.sample_files import excerpt
 
 Prior: TypeAlias = str | ArrayLike
 """The prior a user asks for: one of `WORDS`, or a number per class, as an array or with commas between."""
@@ -38,27 +37,8 @@ class Calibration:
     tau: float = 0.0
     shares: tuple[float, ...] | None = None
 
-    @staticmethod
-    def of_client(tau: float, counts: Iterable[int]) -> Calibration:
-        """Return the calibration of a client's model; an uncalibrated one does not reveal its client's shares.
-
-        Args:
-            tau: of the method.
-            counts: the client's training samples per class.
-        """
-        counts = list(counts)
-        return Calibration(tau, tuple(count / sum(counts) for count in counts) if tau else None)
-
     def choose(self, prior: Prior | None, logits: Tensor) -> tuple[str, Tensor]:
-        """Return the name and the class shares of a prior.
-
-        Args:
-            prior: by default the client's own, and `uniform` for a global model.
-            logits: of the model, for equally likely classes.
-
-        Raises:
-            UserError: there is no such prior.
-        """
+        """Return the name and the class shares of a prior, or raise `UserError` if there is no such prior."""
         if not self.tau:
             raise UserError(
                 "`prior` is given, but the model is not calibrated: its answers contain the class shares of training; "
@@ -107,7 +87,7 @@ class Calibration:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], classes: int) -> Calibration:
-        """Undo `to_dict`; raise `ValueError`, `KeyError` or `TypeError` for anything else."""
+        """Return what a file holds; raise `ValueError`, `KeyError` or `TypeError` for anything else."""
         tau, shares = float(values["tau"]), values["shares"]
         if shares is not None:
             shares = tuple(float(share) for share in shares)
@@ -130,7 +110,7 @@ def _given_shares(prior: Prior, classes: int) -> Tensor:
             prior = [float(cell) for cell in text.split(",")]
         except ValueError:
             raise UserError(
-                f"`prior` is `{excerpt(text)}`, neither a word nor numbers with commas between; {nearest(text, WORDS)}"
+                f"`prior` is `{text:.40}`, neither a word nor numbers with commas between; {nearest(text, WORDS)}"
             ) from None
     numbers = torch.from_numpy(as_numbers("prior", prior).astype(np.float64))
     if numbers.shape != (classes,):
@@ -145,10 +125,5 @@ def _given_shares(prior: Prior, classes: int) -> Tensor:
 
 
 def _first(words: Sequence[str]) -> str:
-    """Return some of them with commas between, and how many more there are.
-
-    Example:
-        >>> _first("abcdefg")
-        'a, b, c, d, e, 2 more'
-    """
+    """Return some of them with commas between, and how many more there are."""
     return ", ".join(words[:SHOWN]) + f", {len(words) - SHOWN} more" * (len(words) > SHOWN)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmate.data.archives import unreadable
 from fedmate.data.arrays import as_numbers
 from fedmate.data.npz import read_numpy
 from fedmate.errors import UserError
@@ -26,7 +27,7 @@ def read_array(path: Path) -> NDArray[Any]:
     try:
         arrays = read_numpy(path)
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     # numpy's reader goes by the content of a file; the array of an `.npy` file has no name.
     names = list(arrays) if len(arrays) == 1 else [name for name in ("x", "test_x") if name in arrays]
     if not names:
@@ -39,11 +40,7 @@ def read_csv(path: Path, *, labelled: bool = False) -> tuple[NDArray[np.float64]
     """Return the samples in a CSV file, a row each, and their labels.
 
     The first row is a header if no cell of it is a number, if one is `label`, or if it counts 0, 1, 2, ... as pandas
-    does. Labels are in the column `label`, or in the last one if there is no header.
-
-    Args:
-        path: the file; commas separate its cells.
-        labelled: whether one column holds labels. Without it the labels are empty.
+    does. If the table is `labelled`, labels are in the column `label`, or in the last one if there is no header.
     """
     import pandas
 
@@ -52,7 +49,7 @@ def read_csv(path: Path, *, labelled: bool = False) -> tuple[NDArray[np.float64]
             path, header=None, dtype=str, keep_default_na=False, skipinitialspace=True, encoding="utf-8-sig"
         )
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"`{path}` is not a CSV table ({reason}); give all rows one length.") from None
@@ -74,7 +71,7 @@ def read_csv(path: Path, *, labelled: bool = False) -> tuple[NDArray[np.float64]
     if len(odd):
         row, column = odd[0][0] + has_header, columns[odd[0][1]]
         raise UserError(
-            f"`{path}` has `{excerpt(cells[row, column])}` in row {row + 1}, column {column + 1}; write finite numbers "
+            f"`{path}` has `{cells[row, column]:.40}` in row {row + 1}, column {column + 1}; write finite numbers "
             "with a decimal point and commas between cells."
         )
     # From the text once more: Python rounds to the nearest number, which pandas need not.
@@ -102,18 +99,3 @@ def as_samples(name: str, x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[An
     wanted = ", ".join(map(str, shape))
     flat = "" if len(shape) == 1 else f" or [samples, {size}]"
     raise UserError(f"`{name}` has the shape {list(x.shape)}; give [samples, {wanted}]{flat}.")
-
-
-def excerpt(text: str, longest: int = 40) -> str:
-    """Return a cell as a sentence can quote it: on one line, and not too long.
-
-    Example:
-        >>> excerpt("  two   words "), len(excerpt("0;" * 99))
-        ('two words', 40)
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[: longest - 3]}..."
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"`{path}` cannot be read ({error.strerror or error}); give the path of a file of samples.")

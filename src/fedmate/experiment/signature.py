@@ -11,13 +11,9 @@ from fedmate.data import Arrays, Normalisation
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything that is needed, besides its parameters, to use a network.
+    """The shape of one sample, a name for each output, and the parameters' type.
 
-    Attributes:
-        input_shape: of one sample.
-        class_names: one for each output.
-        normalisation: applied to raw samples before the network reads them.
-        dtype: of its parameters.
+    The normalisation is applied to raw samples before the network reads them.
     """
 
     input_shape: tuple[int, ...]
