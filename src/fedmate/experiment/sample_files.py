@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmate.data.archives import unreadable
 from fedmate.data.arrays import as_numbers
 from fedmate.data.npz import read_numpy
+from fedmate.data.sources import unreadable
 from fedmate.errors import UserError
 
 LABEL = "label"
