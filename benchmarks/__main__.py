@@ -17,7 +17,7 @@ from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import parse_set
-from fedmate.report.drawing import check_picture
+from fedmate.report.drawing import check_plot
 from fedmate.storage import check_new, write_for_user
 
 
@@ -46,7 +46,7 @@ def run(words: list[str]) -> None:
     if asked.repeat < 1 or not asked.limit > 0:
         raise UserError("`--repeat` and `--limit` must be positive.")
     if asked.plot is not None:
-        check_picture(asked.plot)
+        check_plot(asked.plot)
         check_new(asked.plot)
     if asked.out is not None:
         check_new(asked.out)

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedmate.experiment import tuned
-from fedmate.report.plots import Picture
-from fedmate.report.tables import Sheet, to_markdown
+from fedmate.report.plots import Plot
+from fedmate.report.tables import Table, to_markdown
 from fedmate.studies.output import folder_name
 from fedmate.studies.plots import curves, tradeoffs
 from fedmate.studies.records import Records, RunSummary
@@ -36,18 +36,18 @@ FOLDER = Path(__file__).parent
 TABLES = FOLDER / "tables"
 
 
-def _accuracy(results: Results) -> list[Sheet]:
+def _accuracy(results: Results) -> list[Table]:
     return [accuracy(results), *(views(results, setting) for setting in results.settings)]
 
 
-def _both_tests(results: Results) -> list[Sheet | Picture]:
+def _both_tests(results: Results) -> list[Table | Plot]:
     groups = [(group, setting) for setting in results.settings for group in results.comparable(setting)]
     # One plot for each setting: that of the methods with every seed, where there is one.
     plots = {plot.name.replace("_seeds", ""): plot for plot in tradeoffs(results)}
     return [*(tradeoff(group, setting) for group, setting in groups), *plots.values()]
 
 
-Content = Sequence[Sheet | Picture]
+Content = Sequence[Table | Plot]
 
 PAGES: dict[str, tuple[Callable[[Results], Content], ...]] = {
     "generalization": (_accuracy, ranking),
@@ -126,7 +126,7 @@ def pages(plots: bool = True) -> Iterator[tuple[Path, bytes]]:
         yield TABLES / f"{name}.md", _page(results, content).encode()
         index.append(_index_row(results))
         for one in content if plots else []:
-            if isinstance(one, Picture):
+            if isinstance(one, Plot):
                 yield TABLES / f"{name}_{one.name}.svg", one.draw(".svg")
     yield TABLES / "README.md", f"{INDEX}{''.join(index)}\n{_tuning()}".encode()
 
@@ -139,7 +139,7 @@ def _page(results: Results, content: Content) -> str:
     parts += [remarks.read_text(encoding="utf-8")] if remarks.exists() else []
     parts += ["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []
     for one in content:
-        if isinstance(one, Sheet):
+        if isinstance(one, Table):
             title = one.title.removeprefix(results.study.title).lstrip("; ") or "accuracy"
             own = [note for note in one.notes if note not in notes and not note.startswith("published in: ")]
             shown = replace(one, title=f"{title[0].upper()}{title[1:]}".lstrip(", "), notes=own)
@@ -206,7 +206,7 @@ def _tuning() -> str:
         "accuracy on validation samples that no client holds, in percent; commands: src/fedmate/tuned.toml, trials: "
         "paper/tuning/"
     )
-    return to_markdown(Sheet("tuning", "What tuning found", head, rows, [note])).replace("### ", "## ", 1)
+    return to_markdown(Table("tuning", "What tuning found", head, rows, [note])).replace("### ", "## ", 1)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from fedmate.experiment.config import flat
-from fedmate.report.plots import MOST, Dots, Lines, Panel, PartitionPlot, Picture, Series
+from fedmate.report.plots import MOST, Panel, PartitionPlot, Plot, Series
 from fedmate.studies.plots import line, panels, title_of, to_draw
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Results, over_seeds
 from fedmate.studies.study import StudyMethod, StudySetting
 from fedmate.studies.tables import file_name
+from paper.drawing import Dots, LossLines, WeightLines
 
 
-def losses(results: Results) -> list[Picture]:
+def losses(results: Results) -> list[Plot]:
     """Return the loss on clients' own samples before and after local training, by round."""
     ways = {"before": "-", "after": "--"}
 
@@ -25,7 +26,7 @@ def losses(results: Results) -> list[Picture]:
     keys = [(f"{way} local training", look) for way, look in ways.items()]
     labels = ("round", "cross-entropy (nats)")
     title = title_of(results, "by round")
-    return [Lines("losses", title, panels(results, series), labels, logarithmic=True, keys=keys)]
+    return [LossLines("losses", title, panels(results, series), labels, keys)]
 
 
 def _losses(results: Results, method: StudyMethod, setting: StudySetting, way: str) -> Series:
@@ -34,7 +35,7 @@ def _losses(results: Results, method: StudyMethod, setting: StudySetting, way: s
     return line(results, method, setting, {t + 1: over_seeds(run[t] for run in found) for t in rounds})
 
 
-def classwise(results: Results) -> list[Picture]:
+def classwise(results: Results) -> list[Plot]:
     """Return the accuracy on each class, mean over clients."""
 
     def series(method: StudyMethod, setting: StudySetting) -> list[Series]:
@@ -46,7 +47,7 @@ def classwise(results: Results) -> list[Picture]:
     return [Dots("classwise", title, panels(results, series), classes, "accuracy (%)")]
 
 
-def weights(results: Results) -> list[Picture]:
+def weights(results: Results) -> list[Plot]:
     """Return the accuracy by the weight that methods are named after, ours and the paper's, the best of each marked."""
     found = [Panel(setting.label, [*_beside_published(results, setting)]) for setting in results.settings]
     given = [flat(method.values) for method in results.methods]
@@ -54,7 +55,7 @@ def weights(results: Results) -> list[Picture]:
     (option,) = (key for key in keys if len({str(one.get(key)) for one in given}) > 1)
     labels = (f"{results.study.name} ({option})", f"accuracy (%), {results.settings[0].test} test")
     ticks, title = [method.name for method in results.methods], title_of(results, "ours and the paper's")
-    return [Lines("line", title, found, labels, ticks, mark_best=True)]
+    return [WeightLines("line", title, found, labels, ticks)]
 
 
 def _beside_published(results: Results, setting: StudySetting) -> Iterator[Series]:
@@ -68,9 +69,9 @@ def _beside_published(results: Results, setting: StudySetting) -> Iterator[Serie
     yield Series(published, 3, [*theirs], [*theirs.values()], line=":")
 
 
-def holdings(results: Results) -> list[Picture]:
+def holdings(results: Results) -> list[Plot]:
     """Return the samples of each client and class in each setting."""
-    found: list[Picture] = []
+    found: list[Plot] = []
     for setting in results.settings:
         run = _any(results, setting)
         counts = np.array(run.content["holdings"], dtype=np.int64)

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedmate.experiment.record import Record
-from fedmate.report.plots import Cloud, Clouds, Picture
-from fedmate.report.tables import Sheet
+from fedmate.report.plots import Plot
+from fedmate.report.tables import Table
 from fedmate.studies.plots import title_of
 from fedmate.studies.records import Records
 from fedmate.studies.statistics import Results
 from fedmate.studies.tables import titled
+from paper.drawing import Cloud, Clouds
 from paper.plots import class_names
 
 FILE = Path(__file__).parent / "records" / "prototypes.safetensors"
@@ -36,7 +37,7 @@ class Prototypes(NamedTuple):
     classes: NDArray[np.int64]
 
 
-def prototypes(results: Results) -> list[Sheet | Picture]:
+def prototypes(results: Results) -> list[Table | Plot]:
     """Return the silhouettes of each method's prototypes, and their t-SNE plot."""
     (setting,) = results.settings
     found = {method.key: _of_method(results, method.key) for method in results.methods}
@@ -50,7 +51,7 @@ def prototypes(results: Results) -> list[Sheet | Picture]:
     ]
     rows = [[method.name, texts[method.key]] for method in results.methods]
     head = ["method", setting.label]
-    sheet = Sheet("silhouette", "how well prototypes separate classes", head, rows, notes, bold)
+    sheet = Table("silhouette", "how well prototypes separate classes", head, rows, notes, bold)
     clouds = [
         _cloud(f"{method.name}\n{'' if numbers[method.key] is None else 'silhouette '}{texts[method.key]}", one)
         for method in results.methods

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedmate.core import MODEL_PARTS
 from fedmate.experiment.run import sample_participants
-from fedmate.report.tables import Sheet
+from fedmate.report.tables import Table
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
 from fedmate.studies.study import TESTS, StudyMethod, StudySetting
@@ -18,12 +18,12 @@ from fedmate.studies.tables import TESTS_NOTE, Place, cell, file_name, titled, w
 # -------------------- ranking
 
 
-def ranking(results: Results) -> list[Sheet]:
+def ranking(results: Results) -> list[Table]:
     """Return the order of all methods in one and the same view, for each setting and both tests."""
     return [_ranking(group, setting) for setting in results.settings for group in results.comparable(setting)]
 
 
-def _ranking(group: Group, setting: StudySetting) -> Sheet:
+def _ranking(group: Group, setting: StudySetting) -> Table:
     blocks = [[*_ranked([*_entries(group.fair, setting, test)])] for test in TESTS]
     rows = [[*left, *right] for left, right in zip_longest(*blocks, fillvalue=["", "", ""])]
     notes = [
@@ -34,7 +34,7 @@ def _ranking(group: Group, setting: StudySetting) -> Sheet:
     ]
     head, groups = ["place", "method", "accuracy"] * 2, [f"`{test}`" for test in TESTS for _ in range(3)]
     name, title = file_name(f"ranking{group.suffix}", setting), f"ranking{group.which}, {setting.label}"
-    return titled(group.results, Sheet(name, title, head, rows, notes, frozenset(), groups))
+    return titled(group.results, Table(name, title, head, rows, notes, frozenset(), groups))
 
 
 def _entries(results: Results, setting: StudySetting, test: str) -> Iterator[tuple[str, Figure | None]]:
@@ -59,7 +59,7 @@ def _ranked(entries: Sequence[tuple[str, Figure | None]]) -> Iterator[list[str]]
 # -------------------- partitions
 
 
-def partitions(results: Results) -> list[Sheet]:
+def partitions(results: Results) -> list[Table]:
     """Return how uneven the clients of each setting are, with its first seed."""
     rows = []
     for setting in results.settings:
@@ -72,7 +72,7 @@ def partitions(results: Results) -> list[Sheet]:
             spans = [_span(samples, "d"), _span(held, "d"), _span(largest, ".1f"), str(absent)]
             rows.append([setting.label, str(len(counts)), *spans])
     head = ["setting", "clients", "samples each", "classes each", "largest class in %", "classes without a client"]
-    return [titled(results, Sheet("spread", "samples of clients", head, rows, ["each: from the fewest to the most"]))]
+    return [titled(results, Table("spread", "samples of clients", head, rows, ["each: from the fewest to the most"]))]
 
 
 def _span(values: Sequence[float], form: str) -> str:
@@ -133,12 +133,12 @@ Model = Mapping[str, Mapping[str, float]]
 """The numbers of a model by direction and part."""
 
 
-def cost(results: Results) -> list[Sheet]:
+def cost(results: Results) -> list[Table]:
     """Return the messages of each method, beside the paper's words."""
     return [_cost(results, setting) for setting in results.settings]
 
 
-def _cost(results: Results, setting: StudySetting) -> Sheet:
+def _cost(results: Results, setting: StudySetting) -> Table:
     runs = {name: _first(results.finished(methods[0], setting)) for name, methods in results.distinct(setting)}
     reference = next(one for one in runs.values() if one is not None and _sends_models(one))
     model = {
@@ -159,7 +159,7 @@ def _cost(results: Results, setting: StudySetting) -> Sheet:
     parts = ["parts", "numbers", "MB"]
     head = ["method", "paper", *parts, *parts, "bookkeeping MB", "of the model"]
     groups = ["", "", *["down"] * 3, *["up"] * 3, "", ""]
-    return titled(results, Sheet("cost", f"cost, {setting.label}", head, rows, notes, frozenset(), groups))
+    return titled(results, Table("cost", f"cost, {setting.label}", head, rows, notes, frozenset(), groups))
 
 
 def _cost_cells(run: RunSummary, model: Model) -> list[str]:
@@ -220,7 +220,7 @@ TARGET = 70.0
 """The accuracy, in percent, that the paper measures the time to."""
 
 
-def time_to_accuracy(results: Results) -> list[Sheet]:
+def time_to_accuracy(results: Results) -> list[Table]:
     """Return rounds, seconds and operations until each method first has the accuracy `TARGET`."""
     head, groups = ["method", "view"], ["", ""]
     rows = [[method.name, f"`{method.view}`"] for method in results.methods]
@@ -235,7 +235,7 @@ def time_to_accuracy(results: Results) -> list[Sheet]:
         "published: 17.7 minutes for FedMate, 18.7 to 25.3 for others, on pathological CINIC-10 and a machine that is "
         "not named; compare rounds and FLOPs",
     ]
-    return [titled(results, Sheet("time", f"time to {TARGET:g} %", head, rows, notes, frozenset(), groups))]
+    return [titled(results, Table("time", f"time to {TARGET:g} %", head, rows, notes, frozenset(), groups))]
 
 
 def _time(results: Results, method: StudyMethod, setting: StudySetting) -> list[str]:

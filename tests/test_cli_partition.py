@@ -156,7 +156,7 @@ def test_the_summary(fedmate_: Fedmate) -> None:
 def test_a_picture_is_a_new_file_with_the_same_bytes_each_time(fedmate_: Fedmate, tmp_path: Path, name: str) -> None:
     answer = fedmate_(*TOYS, "--plot", name)
     assert (answer.status, answer.err) == (0, "")
-    assert answer.out.splitlines()[-1] == f"Picture: {name}"
+    assert answer.out.splitlines()[-1] == f"Plot: {name}"
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert fedmate_(*TOYS, "--plot", f"again-{name}").status == 0
     assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()

@@ -26,7 +26,7 @@ from fedmate.experiment.run import begin
 from fedmate.experiment.run import run as run_built
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import RunProgress
-from fedmate.report.tables import newcomers
+from fedmate.report.tables import unseen_clients
 
 CLASSES, FEATURES = 3, 4
 SETTINGS: dict[str, Any] = {
@@ -186,7 +186,7 @@ def test_a_run_that_diverges_at_once_lists_them_without_figures(tmp_path: Path) 
     assert (met["clients"], met["accuracy"]) == (2, {"before": None, "after": None})
     assert [row["newcomer"] for row in record.clients] == [0, 0, 0, 1, 1]
     assert all(row[f"{view}_own"] is None for row in record.clients for view in ("pre", "before", "after"))
-    table = newcomers([record.summary])
+    table = unseen_clients([record.summary])
     assert table is not None
     assert ["fedavg", "-", "-", "-", "-"] in [line.split() for line in rendered(table)]
 
@@ -202,7 +202,7 @@ def rendered(table: Any) -> list[str]:
 
 def test_the_table_shows_before_and_after_on_both_tests(tmp_path: Path) -> None:
     summary = carry_out(made(), tmp_path / "run").summary
-    table = newcomers([summary])
+    table = unseen_clients([summary])
     assert table is not None
     lines = rendered(table)
     assert lines[0].strip() == "2 clients that were not in training"

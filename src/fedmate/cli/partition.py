@@ -36,12 +36,12 @@ def partition(
     from fedmate.experiment.partitioning import split_samples
     from fedmate.experiment.prepare import Request, compose
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.report.drawing import check_picture
+    from fedmate.report.drawing import check_plot
     from fedmate.report.plots import PartitionPlot
     from fedmate.storage import check_new, write_for_user
 
     if plot is not None:
-        check_picture(plot)
+        check_plot(plot)
         check_new(plot)
     base = None if experiment is None else load_file(experiment)
     inputs = UserInputs(folder=data_dir)
@@ -65,7 +65,7 @@ def partition(
     console.out(f"Data set:  sha256 {split.data_sha256}", highlight=False)
     console.out(f"Partition: sha256 {split.sha256}", highlight=False)
     if plot is not None:
-        console.out(f"Picture: {plot}", highlight=False)
+        console.out(f"Plot: {plot}", highlight=False)
 
 
 def _describe(section: Section) -> str:

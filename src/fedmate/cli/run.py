@@ -98,13 +98,13 @@ def _say_how_to_continue(
 
 
 def _print_results(console: Console, records: Sequence[Record]) -> None:
-    from fedmate.report.tables import comparison, newcomers
+    from fedmate.report.tables import comparison, unseen_clients
 
     summaries = [record.summary for record in records if record.finished]
     ended = [summary for summary in summaries if summary.get("diverged_in_round") is None]
     if not ended:
         return
-    for table in (comparison(ended), newcomers(ended)):
+    for table in (comparison(ended), unseen_clients(ended)):
         if table is not None:
             # A line that wraps is better than a number that is cut.
             width = max(console.width, console.measure(table).minimum)

@@ -64,7 +64,7 @@ def tune(
     console, records = make_console(), Records(store or folder, folder.name)
     done = _run(console, search, records, inputs)
     preset = save(search, done, records, folder)
-    console.print(to_rich(table_of(search, done)), highlight=False)
+    console.print(to_rich(table_of(search, done), console.width), highlight=False)
     best = shlex.quote(str(folder / "best.toml"))
     console.out(f"Saved: {folder}. To run the best: fedmate run {best}", highlight=False)
     if preset is not None:

@@ -57,7 +57,7 @@ Looks: TypeAlias = dict[str, Any]
 """Options of matplotlib."""
 
 
-def check_picture(path: Path) -> None:
+def check_plot(path: Path) -> None:
     """Raise `UserError` unless a plot can be drawn for a file of this name."""
     if path.suffix not in FORMATS:
         raise UserError(f"`{path}` ends in `{path.suffix}`; name the plot `.svg`, `.png` or `.pdf`.")

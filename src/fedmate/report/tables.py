@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import rich.table
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.text import Text
 
 VIEWS = ("pre", "post", "global")
@@ -22,7 +22,7 @@ MEANINGS = {
     "after": "the same model after one local update on the training samples",
     "global": "the aggregated model of the run",
     "balanced": "all classes weigh alike",
-    "own": "classes weigh as in the training samples, as a model with a prior is told",
+    "own": "classes weigh as in the training samples; models with a prior use that",
 }
 """The words in the table of an adapted client."""
 
@@ -51,12 +51,12 @@ LATEX = {
 # -------------------- runs
 
 
-def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
+def comparison(summaries: Sequence[dict[str, Any]]) -> rich.table.Table:
     """Return a table with a row per run: accuracy in percent by view and test, bytes, time."""
     first = summaries[0]
     rounds = f"{first['rounds']} round{'s' * (first['rounds'] != 1)}"
     caption = (
-        "accuracy in percent, mean over clients; * headline view; MB over all clients\n"
+        "accuracy in percent, mean over clients; * primary view; MB over all clients\n"
         "balanced: all classes weigh alike; own: as at the client, whose class shares\n"
         "models with `calibration` or `own_prior` are given there"
     )
@@ -70,7 +70,7 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def newcomers(summaries: Sequence[dict[str, Any]]) -> Table | None:
+def unseen_clients(summaries: Sequence[dict[str, Any]]) -> rich.table.Table | None:
     """Return a table of the clients that were not in training, or nothing if there were none."""
     met = [summary for summary in summaries if "newcomers" in summary]
     if not met:
@@ -86,7 +86,7 @@ def newcomers(summaries: Sequence[dict[str, Any]]) -> Table | None:
 
 def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Group:
     """Return a table of a client's accuracies before and after it adapts, and the meaning of its words."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("accuracy in %", no_wrap=True)
     for test in TESTS:
         table.add_column(test, justify="right", no_wrap=True)
@@ -98,9 +98,9 @@ def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Group:
     return Group(table, Text("\n".join(meanings), style="table.caption"))
 
 
-def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
+def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> rich.table.Table:
     """Return a table of the samples of each class that were used for training and for testing."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
     table.add_column("samples of class", "all")
     for part in ("train", "test"):
         table.add_column(part, str(sum(samples[part].values())), justify="right", no_wrap=True)
@@ -109,9 +109,9 @@ def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
     return table
 
 
-def _by_test(title: str, caption: str, views: Sequence[str]) -> Table:
+def _by_test(title: str, caption: str, views: Sequence[str]) -> rich.table.Table:
     """Return an empty table with a column for each test and view."""
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = rich.table.Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("method", no_wrap=True)
     for test in TESTS:
         for view in views:
@@ -134,7 +134,7 @@ def _figure(figures: dict[str, Any] | None, test: str) -> str:
 
 @final
 @dataclass(frozen=True)
-class Sheet:
+class Table:
     """A table of text. Text between backticks is code; all other characters are literal.
 
     Attributes:
@@ -180,33 +180,38 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
-def to_markdown(sheet: Sheet) -> str:
+def to_markdown(table: Table) -> str:
     """Return it as GitHub's Markdown."""
-    marks = ["---:" if sheet.is_right(column) else "---" for column in range(len(sheet.head))]
-    rows = [map(_markdown_cell, sheet.names()), marks, *_cells(sheet, _markdown_cell, "**{}**")]
-    lines = [f"### {_markdown(sheet.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
-    notes = ["", *(f"- {_markdown(note)}" for note in sheet.notes)] if sheet.notes else []
+
+    def cell(text: str) -> str:
+        # A bar ends a cell in code, too.
+        return _markdown(text, bar=r"\|")
+
+    marks = ["---:" if table.is_right(column) else "---" for column in range(len(table.head))]
+    rows = [map(cell, table.names()), marks, *_cells(table, cell, "**{}**")]
+    lines = [f"### {_markdown(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    notes = ["", *(f"- {_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def to_latex(sheet: Sheet) -> str:
+def to_latex(table: Table) -> str:
     """Return it as a LaTeX table, which needs `booktabs` and `graphicx`; a wide one is scaled to the line."""
-    columns = "".join("r" if sheet.is_right(column) else "l" for column in range(len(sheet.head)))
-    notes = "".join(f"\n{_latex(note)}\\par" for note in sheet.notes)
-    over = [rf"\multicolumn{{{len(span)}}}{{c}}{{{_latex(group)}}}" for group, span in sheet.spans()]
-    rules = [rf"\cmidrule(lr){{{span.start + 1}-{span.stop}}}" for group, span in sheet.spans() if group]
+    columns = "".join("r" if table.is_right(column) else "l" for column in range(len(table.head)))
+    notes = "".join(f"\n{_latex(note)}\\par" for note in table.notes)
+    over = [rf"\multicolumn{{{len(span)}}}{{c}}{{{_latex(group)}}}" for group, span in table.spans()]
+    rules = [rf"\cmidrule(lr){{{span.start + 1}-{span.stop}}}" for group, span in table.spans() if group]
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_latex(sheet.title)}}}",
+        rf"\caption{{{_latex(table.title)}}}",
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         *([_latex_row(over), " ".join(rules)] if rules else []),
-        _latex_row(map(_latex, sheet.head)),
+        _latex_row(map(_latex, table.head)),
         r"\midrule",
-        *(_latex_row(cells) for cells in _cells(sheet, _latex, r"\textbf{{{}}}")),
+        *(_latex_row(cells) for cells in _cells(table, _latex, r"\textbf{{{}}}")),
         r"\bottomrule",
         r"\end{tabular}}",
         *([rf"\par\smallskip{{\footnotesize\raggedright{notes}}}"] if notes else []),
@@ -215,76 +220,58 @@ def to_latex(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_csv(sheet: Sheet) -> str:
+def to_csv(table: Table) -> str:
     """Return its head and rows as comma-separated values."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([CODE.sub(r"\1", plain(cell)) for cell in row] for row in (sheet.names(), *sheet.rows))
+    writer.writerows([CODE.sub(r"\1", plain(cell)) for cell in row] for row in (table.names(), *table.rows))
     return file.getvalue()
 
 
-def to_rich(sheet: Sheet) -> RenderableType:
-    """Return it for a terminal; where one table would be too wide, there are several below each other."""
-    return _Printed(sheet)
+def to_rich(table: Table, most: int) -> Group:
+    """Return it for a terminal; where one table would be wider than `most`, there are several below each other."""
+    groups = {span.start: group for group, span in table.spans()}
+    # A group is over its first column only: its name is longer than numbers.
+    heads = [f"{plain(groups.get(j, ''))}\n{plain(name)}".strip() for j, name in enumerate(table.head)]
+    cells = [[plain(row[j]) for row in table.rows] for j in range(len(heads))]
+    widths = [
+        max(map(cell_len, [*head.split(), *column]), default=1) for head, column in zip(heads, cells, strict=True)
+    ]
+    parts: list[RenderableType] = [Text(plain(table.title), style="table.title")]
+    for columns in _blocks(table, widths, most):
+        width = sum(widths[j] + 2 for j in columns)
+        part = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, width=width)
+        for j in columns:
+            side: JustifyMethod = "right" if table.is_right(j) else "left"
+            part.add_column(Text(heads[j]), min_width=widths[j], width=widths[j], justify=side)
+        for i in range(len(table.rows)):
+            part.add_row(*(Text(cells[j][i], style="bold" if (i, j) in table.bold else "") for j in columns))
+        parts.append(part)
+    parts += [Text("\n".join(map(plain, table.notes)), style="table.caption")] if table.notes else []
+    return Group(*parts)
 
 
-@final
-class _Printed:
-    """A sheet that is divided into tables when it is printed, so that no cell is cut."""
-
-    def __init__(self, sheet: Sheet) -> None:
-        self._sheet = sheet
-        groups = {span.start: group for group, span in sheet.spans()}
-        # A group is over its first column only: its name is longer than numbers.
-        self._heads = [f"{plain(groups.get(j, ''))}\n{plain(name)}".strip() for j, name in enumerate(sheet.head)]
-        columns = [[plain(row[j]) for row in sheet.rows] for j in range(len(sheet.head))]
-        self._widths = [
-            max(map(cell_len, [*head.split(), *column]), default=1)
-            for head, column in zip(self._heads, columns, strict=True)
-        ]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(plain(self._sheet.title), style="table.title")
-        for columns in self._blocks(options.max_width):
-            table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-            for j in columns:
-                side: JustifyMethod = "right" if self._sheet.is_right(j) else "left"
-                table.add_column(Text(self._heads[j]), min_width=self._widths[j], width=self._widths[j], justify=side)
-            for i, row in enumerate(self._sheet.rows):
-                bold = self._sheet.bold
-                table.add_row(*(Text(plain(row[j]), style="bold" if (i, j) in bold else "") for j in columns))
-            table.width = sum(self._widths[j] + 2 for j in columns)
-            yield table
-        if self._sheet.notes:
-            yield Text("\n".join(map(plain, self._sheet.notes)), style="table.caption")
-
-    def _blocks(self, most: int) -> list[list[int]]:
-        """Return the columns of each table: groups are not divided, and names of rows are in each table."""
-        spans = self._sheet.spans()
-        names = [] if spans[0][0] else [0]
-        blocks = [names]
-        for _, span in spans[len(names) :]:
-            if sum(self._widths[j] + 2 for j in (*blocks[-1], *span)) > most and len(blocks[-1]) > len(names):
-                blocks.append(names)
-            blocks[-1] = [*blocks[-1], *span]
-        return blocks
+def _blocks(table: Table, widths: Sequence[int], most: int) -> list[list[int]]:
+    """Return the columns of each block: groups are not divided, and names of rows are in each block."""
+    spans = table.spans()
+    names = [] if spans[0][0] else [0]
+    blocks = [names]
+    for _, span in spans[len(names) :]:
+        if sum(widths[j] + 2 for j in (*blocks[-1], *span)) > most and len(blocks[-1]) > len(names):
+            blocks.append(names)
+        blocks[-1] = [*blocks[-1], *span]
+    return blocks
 
 
-def _cells(sheet: Sheet, write: Callable[[str], str], bold: str) -> Iterator[list[str]]:
+def _cells(table: Table, write: Callable[[str], str], bold: str) -> Iterator[list[str]]:
     """Yield rows with cells as `write` returns them."""
-    for i, row in enumerate(sheet.rows):
-        yield [bold.format(write(c)) if (i, j) in sheet.bold and c else write(c) for j, c in enumerate(row)]
+    for i, row in enumerate(table.rows):
+        yield [bold.format(write(c)) if (i, j) in table.bold and c else write(c) for j, c in enumerate(row)]
 
 
-def _markdown(text: str) -> str:
+def _markdown(text: str, bar: str = "|") -> str:
     pieces = CODE.split(plain(text))
-    return "`".join(piece if i % 2 else MARKDOWN.sub(r"\\\g<0>", piece) for i, piece in enumerate(pieces))
-
-
-def _markdown_cell(text: str) -> str:
-    # A bar ends a cell in code, too.
-    pieces = CODE.split(plain(text))
-    return "`".join(p.replace("|", r"\|") if i % 2 else MARKDOWN.sub(r"\\\g<0>", p) for i, p in enumerate(pieces))
+    return "`".join(p.replace("|", bar) if i % 2 else MARKDOWN.sub(r"\\\g<0>", p) for i, p in enumerate(pieces))
 
 
 def _latex(text: str) -> str:

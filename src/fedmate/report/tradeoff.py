@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.report.drawing import GREY, GRID, LETTER, Looks, arrange, look, points
-from fedmate.report.plots import Picture
+from fedmate.report.plots import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ class Spot(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Tradeoff(Picture):
+class Tradeoff(Plot):
     """Methods by two numbers, with error bars and the Pareto front; numbers beside points are those of the legend.
 
     Where many methods are good on both, a second panel shows their corner once more.

@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import RenderableType
-
 from fedmate import storage
 from fedmate.report.drawing import FORMATS
-from fedmate.report.tables import to_csv, to_latex, to_markdown, to_rich
+from fedmate.report.tables import Table, to_csv, to_latex, to_markdown
 from fedmate.studies.plots import plots
 from fedmate.studies.statistics import Results
 from fedmate.studies.tables import tables, to_frame
@@ -25,21 +23,21 @@ class Saved(NamedTuple):
 
     folder: Path
     files: list[str]
-    tables: list[RenderableType]
+    tables: list[Table]
     notes: list[str]
 
 
 def save(results: Results, out: Path) -> Saved:
     """Write all tables as Markdown, LaTeX and CSV, all plots as SVG, PDF and PNG, and the figures in long form."""
-    sheets, notes = tables(results), results.notes()
+    found, notes = tables(results), results.notes()
     folder = out / "tables" / folder_name(results)
     storage.make_folder(folder)
-    for sheet in sheets:
-        forms = {".md": to_markdown(sheet), ".tex": to_latex(sheet), ".csv": to_csv(sheet)}
+    for table in found:
+        forms = {".md": to_markdown(table), ".tex": to_latex(table), ".csv": to_csv(table)}
         for suffix, text in forms.items():
-            storage.replace(folder / f"{sheet.name}{suffix}", text.encode())
+            storage.replace(folder / f"{table.name}{suffix}", text.encode())
     storage.replace(folder / "figures.csv", to_frame(results).to_csv(index=False, float_format="%.2f").encode())
-    files = [*(sheet.name for sheet in sheets), "figures"]
+    files = [*(table.name for table in found), "figures"]
     if importlib.util.find_spec("matplotlib") is None:
         notes.append("there are no plots without matplotlib; install it with `pip install 'fedmate[plots]'`.")
     else:
@@ -49,9 +47,9 @@ def save(results: Results, out: Path) -> Saved:
                 storage.replace(folder / f"{plot.name}{suffix}", plot.draw(suffix))
     # A terminal shows the notes of the study once, below all tables.
     printed = [
-        to_rich(replace(sheet, notes=[note for note in sheet.notes if note not in notes]))
-        for sheet in sheets
-        if sheet.name.startswith(PRINTED)
+        replace(table, notes=[note for note in table.notes if note not in notes])
+        for table in found
+        if table.name.startswith(PRINTED)
     ]
     return Saved(folder, files, printed, notes)
 

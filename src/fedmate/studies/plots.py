@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedmate.report.plots import Lines, Panel, Picture, Series
+from fedmate.report.plots import Lines, Panel, Plot, Series
 from fedmate.report.tradeoff import Spot, Tradeoff
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
@@ -16,12 +16,12 @@ from fedmate.studies.study import StudyMethod, StudySetting
 from fedmate.studies.tables import both_tests, file_name
 
 
-def plots(results: Results) -> list[Picture]:
+def plots(results: Results) -> list[Plot]:
     """Return all plots of a study."""
     return [*curves(results), *tradeoffs(results)]
 
 
-def curves(results: Results) -> list[Picture]:
+def curves(results: Results) -> list[Plot]:
     """Return the accuracy by round, with the standard deviation between seeds, if rounds were evaluated on the way."""
 
     def series(method: StudyMethod, setting: StudySetting) -> list[Series]:
@@ -38,7 +38,7 @@ def curves(results: Results) -> list[Picture]:
     return [Lines("curves", title_of(results, "accuracy by round"), found, ("round", label))]
 
 
-def tradeoffs(results: Results) -> Iterator[Picture]:
+def tradeoffs(results: Results) -> Iterator[Plot]:
     """Yield the accuracies on both tests against each other, a plot for each setting and group of seeds."""
     for setting in results.settings:
         for group in results.comparable(setting):
@@ -46,7 +46,7 @@ def tradeoffs(results: Results) -> Iterator[Picture]:
                 yield found
 
 
-def _tradeoff(group: Group, setting: StudySetting) -> Picture | None:
+def _tradeoff(group: Group, setting: StudySetting) -> Plot | None:
     results, seen = group.results, set[tuple[str, ...]]()
     found, spots = both_tests(group, setting), []
     for one in found:

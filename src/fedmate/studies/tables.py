@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas
 
-from fedmate.report.tables import VIEWS, Sheet
+from fedmate.report.tables import VIEWS, Table
 from fedmate.studies.statistics import Figure, Group, Results, pareto_front
 from fedmate.studies.study import TESTS, StudyMethod, StudySetting
 
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     test: str
 
 
-def tables(results: Results) -> list[Sheet]:
+def tables(results: Results) -> list[Table]:
     """Return all tables of a study."""
     settings = results.settings
     return [
@@ -40,7 +40,7 @@ def tables(results: Results) -> list[Sheet]:
     ]
 
 
-def titled(results: Results, sheet: Sheet) -> Sheet:
+def titled(results: Results, sheet: Table) -> Table:
     """Return a sheet with the title of its study, the source of published figures, and the notes of the study."""
     title = f"{results.study.title}; {sheet.title}" if sheet.title else results.study.title
     title += ", tuned" * results.choice.tuned + " (--quick)" * results.choice.quick
@@ -73,7 +73,7 @@ def cell(results: Results, place: Place) -> str:
 # -------------------- accuracy, beside published figures if there are any
 
 
-def accuracy(results: Results) -> Sheet:
+def accuracy(results: Results) -> Table:
     """Return every method in its view, a column for each setting; published figures are beside ours."""
     head, groups = ["method", "view"], ["", ""]
     rows = [[method.name, f"`{method.view}`"] for method in results.methods]
@@ -94,7 +94,7 @@ def accuracy(results: Results) -> Sheet:
         "bold: the largest of a column, among the methods with most seeds",
         f"test: {'; '.join(which) if len(tests) > 1 else f'`{next(iter(tests))}`'}",
     ]
-    return titled(results, Sheet("accuracy", "", head, rows, notes, frozenset(bold), groups))
+    return titled(results, Table("accuracy", "", head, rows, notes, frozenset(bold), groups))
 
 
 def is_published(results: Results, setting: StudySetting) -> bool:
@@ -123,7 +123,7 @@ def _best(results: Results, places: Sequence[Place]) -> list[int]:
 # -------------------- every view
 
 
-def views(results: Results, setting: StudySetting) -> Sheet:
+def views(results: Results, setting: StudySetting) -> Table:
     """Return every view with both tests in one setting."""
     entries = results.distinct(setting)
     known = dict.fromkeys(view for _, methods in entries for view in _views_of(results, methods[0], setting))
@@ -140,7 +140,7 @@ def views(results: Results, setting: StudySetting) -> Sheet:
     }
     notes = [STD_NOTE, TESTS_NOTE, "bold: the view and test that are compared; -: no such view"]
     name, title = file_name("views", setting), f"every view, {setting.label}"
-    return titled(results, Sheet(name, title, head, rows, notes, frozenset(bold), groups))
+    return titled(results, Table(name, title, head, rows, notes, frozenset(bold), groups))
 
 
 def _views_of(results: Results, method: StudyMethod, setting: StudySetting) -> list[str]:
@@ -152,7 +152,7 @@ def _views_of(results: Results, method: StudyMethod, setting: StudySetting) -> l
 # -------------------- differences, seed by seed
 
 
-def differences(results: Results) -> list[Sheet]:
+def differences(results: Results) -> list[Table]:
     """Return for each setting how far every method is above the `reference` of the study; nothing without one."""
     reference = next((one for one in results.methods if one.key == results.study.reference), None)
     if reference is None:
@@ -160,7 +160,7 @@ def differences(results: Results) -> list[Sheet]:
     return [_differences(results, s, reference) for s in results.settings if results.names(reference, s)]
 
 
-def _differences(results: Results, setting: StudySetting, reference: StudyMethod) -> Sheet:
+def _differences(results: Results, setting: StudySetting, reference: StudyMethod) -> Table:
     rows = [_difference(results, setting, reference, reference)]
     for method in results.methods:
         if method.key != reference.key and results.names(method, setting):
@@ -172,7 +172,7 @@ def _differences(results: Results, setting: StudySetting, reference: StudyMethod
         TESTS_NOTE,
     ]
     title = f"differences, {setting.label}: each method less {reference.name}"
-    sheet = Sheet(file_name("differences", setting), title, ("method", "view", *TESTS, "seeds"), rows, notes)
+    sheet = Table(file_name("differences", setting), title, ("method", "view", *TESTS, "seeds"), rows, notes)
     return titled(results, replace(sheet, bold=frozenset({(0, 0)})))
 
 
@@ -213,7 +213,7 @@ def both_tests(group: Group, setting: StudySetting) -> list[Both]:
     return [one._replace(is_on_front=i in front) for i, one in enumerate(found)]
 
 
-def tradeoff(group: Group, setting: StudySetting) -> Sheet:
+def tradeoff(group: Group, setting: StudySetting) -> Table:
     """Return the accuracy on both tests, and the Pareto front."""
     results, found = group.results, both_tests(group, setting)
     rows = [
@@ -233,7 +233,7 @@ def tradeoff(group: Group, setting: StudySetting) -> Sheet:
     ]
     name, title = file_name(f"front{group.suffix}", setting), f"balanced and own accuracy{group.which}, {setting.label}"
     head = ("method", "view", "balanced", "own", "seeds", "front")
-    return titled(results, Sheet(name, title, head, rows, notes))
+    return titled(results, Table(name, title, head, rows, notes))
 
 
 # -------------------- for machines

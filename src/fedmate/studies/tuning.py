@@ -28,7 +28,7 @@ from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.user_inputs import UserInputs
 from fedmate.experiment.values import NONE
 from fedmate.methods import METHODS
-from fedmate.report.tables import Sheet, to_csv
+from fedmate.report.tables import Table, to_csv
 from fedmate.studies.records import Records, command_of
 from fedmate.studies.run import Watcher, Work, run_and_wait
 from fedmate.studies.search_space import LEARNING_RATE, Dimension, space_of, spread, two_digits
@@ -222,7 +222,7 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
 # -------------------- results
 
 
-def table_of(search: Search, trials: Sequence[Trial]) -> Sheet:
+def table_of(search: Search, trials: Sequence[Trial]) -> Table:
     """Return the trials as a table, the best first."""
     head = ["trial", *search.start, *(setting.name for setting in search.settings), "score"]
     rows = [
@@ -231,7 +231,7 @@ def table_of(search: Search, trials: Sequence[Trial]) -> Sheet:
     ]
     note = f"balanced accuracy of `{search.view}` on validation samples, in percent; score: the mean over the runs"
     title = f"{search.experiment.method.name} on {search.experiment.dataset.name}, {len(trials)} trials, the best first"
-    return Sheet("trials", title, head, rows, [note], frozenset((0, column) for column in range(len(head))))
+    return Table("trials", title, head, rows, [note], frozenset((0, column) for column in range(len(head))))
 
 
 def save(search: Search, trials: Sequence[Trial], records: Records, folder: Path) -> str | None:
