@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedmate.components.feature_transmission import is_transmitted, parse_schedule, transmission_period
 from fedmate.core import Model, Setup, Training, make_key
@@ -88,9 +90,9 @@ TABLE = {
 SCHEDULES = ("all", "cft", "half", "null")
 
 
-def states(schedule: str, period: int, rounds: int = ROUNDS) -> list[int]:
+def states(schedule: str, period: int | Fraction, rounds: int = ROUNDS) -> list[int]:
     """Return Q."""
-    return [state for state in range(1, rounds + 1) if is_transmitted(state, schedule, period)]
+    return [state for state in range(1, rounds + 1) if is_transmitted(state, schedule, Fraction(period))]
 
 
 def method_for(name: str, schedule: str) -> FedMate:
@@ -137,11 +139,30 @@ def test_every_schedule(period: int, rounds: int) -> None:
     assert states(f"period:{period}", 7, rounds) == kept
 
 
-def test_period_of_an_extractor_no_larger_than_the_prototypes() -> None:
-    """It would cost more to send prototypes than to send the extractor: it is never sent."""
-    assert transmission_period(5, 20) == transmission_period(20, 20) == transmission_period(39, 20) == 1
-    assert transmission_period(40, 20) == 2
-    assert states("cft", 1) == []
+def test_period_below_two_is_exact() -> None:
+    """At q = 8/5 five states of eight are left out: 3 extractors and 8 prototypes cost what 8 extractors do."""
+    assert transmission_period(40, 20) == transmission_period(59, 20) == 2
+    assert transmission_period(8, 5) == Fraction(8, 5)
+    assert states("cft", Fraction(8, 5), 8) == [1, 3, 6]
+    assert states("half", Fraction(8, 5), 8) == [1, 6]
+    assert states("cft", Fraction(39, 20)) == [t for t in range(1, ROUNDS + 1) if t * 20 // 39 == (t - 1) * 20 // 39]
+    # Prototypes that cost as much as the extractor leave nothing for it.
+    assert states("cft", Fraction(1)) == states("cft", Fraction(1, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "width", "phrase"),
+    [("cft", 8, "is sent in 75 of 200 rounds"), ("cft", 5, "is never aggregated"), ("all", 5, None), ("cft", 15, None)],
+)
+def test_prototypes_that_cost_about_as_much_as_the_extractor_are_warned_of(
+    schedule: str, width: int, phrase: str | None
+) -> None:
+    """An extractor of `width` numbers beside 5 prototypes of one."""
+    model = Model(nn.Sequential(nn.Linear(width, 1, bias=False), nn.Linear(1, 5)), classifier="1")
+    method = FedMate(setup=Setup(model, 5, ROUNDS, Training()), cft=schedule)
+    warned = method.warnings([])
+    assert len(warned) == (phrase is not None)
+    assert all(phrase in sentence for sentence in warned if phrase)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -385,3 +386,16 @@ def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
     assert ledger.up["classifier"] == ledger.down["classifier"] == 4 * 3 * classifier
     assert ledger.up["bookkeeping"] == 4 * 3 * 8 * CLASSES
     assert ledger.down["bookkeeping"] == 4 * 3 * (CLASSES + 8)
+
+
+@pytest.mark.parametrize("cft", ["cft", "half", "period:2", "period:3"])
+def test_sampled_clients_never_train_an_extractor_older_than_the_servers(cft: str) -> None:
+    """Client 0 misses the round before a skipped one; it must not go on from an extractor of before."""
+    method = make(rounds=6, cft=cft)
+    run = Run(replace(method, setup=replace(method.setup, participation=0.5)))
+    for t, group in enumerate([(0, 1), (1, 2), (0, 2), (0, 1), (1, 2), (0, 2)]):
+        run.go(group)
+        newest = {str(i): run.servers[-1]["extractor"] for i in range(3)}
+        assert not differ({i: params["extractor"] for i, params in run.personal().items()}, newest)
+        sent = "extractor" in method.wire(t).up
+        assert differ(run.servers[-1]["extractor"], run.servers[-2]["extractor"]) == sent

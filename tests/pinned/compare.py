@@ -179,6 +179,8 @@ def report(names: Sequence[str], old: Side, new: Side, shown: int) -> bool:
     for name in names:
         ours, theirs = read(old, name), read(new, name)
         word, lines = compare(name, ours, theirs)
+        if word == "DIFFERS" and name in cases.INTENDED:
+            word, lines = "intended", [cases.INTENDED[name]]
         words.append(word)
         took = f"{ours.get('seconds', 0):.1f} s, {theirs.get('seconds', 0):.1f} s"
         print(f"{word:8} {name}  ({took})", *(f"\n    {line}" for line in lines[:shown]), sep="", flush=True)

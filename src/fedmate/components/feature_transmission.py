@@ -6,6 +6,9 @@ out once in q rounds pays for the prototypes. Q is the set of the server states 
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 from fedmate.errors import UserError
 
 SCHEDULES = ("all", "cft", "half", "null", "period:n")
@@ -23,25 +26,26 @@ def parse_schedule(schedule: str) -> tuple[str, int | None]:
     )
 
 
-def transmission_period(extractor_size: int, prototypes_size: int) -> int:
-    """Return floor(q), at least 1: every how many rounds the extractor is left out."""
-    return max(1, extractor_size // prototypes_size)
+def transmission_period(extractor_size: int, prototypes_size: int) -> Fraction:
+    """Return in how many states one is left out: floor(q), but q itself below 2, where rounding would leave out all."""
+    q = Fraction(extractor_size, prototypes_size)
+    return Fraction(math.floor(q)) if q >= 2 else q
 
 
-def is_transmitted(state: int, schedule: str, period: int) -> bool:
+def is_transmitted(state: int, schedule: str, period: Fraction) -> bool:
     """Tell whether server state `state` (from 1) is in Q.
 
     Args:
         state: the number of the server state.
         schedule: `all` states; `cft` leaves out multiples of `period`; `half` keeps the first, third, ... of those;
             `null` none; `period:n` as `cft` with another period.
-        period: floor(q).
+        period: as `transmission_period` returns it; a state is left out wherever a multiple of it has been passed.
     """
     kind, number = parse_schedule(schedule)
     if kind in ("all", "null") or state < 1:
         return kind == "all" and state >= 1
     step = number or period
-    if state % step == 0:
+    left_out = state // step
+    if left_out > (state - 1) // step:
         return False
-    position = state - state // step
-    return kind != "half" or position % 2 == 1
+    return kind != "half" or (state - left_out) % 2 == 1

@@ -56,6 +56,7 @@ class Setup:
     num_classes: int
     rounds: int
     training: Training
+    participation: float = 1.0
 
 
 class Wire(NamedTuple):

@@ -99,7 +99,8 @@ def make_method(
 ) -> Method:
     """Make the network and the method around it, which needs no data."""
     model = _make_model(experiment, signature, inputs)
-    setup = Setup(model, len(signature.class_names), experiment.general.rounds, experiment.training)
+    general = experiment.general
+    setup = Setup(model, len(signature.class_names), general.rounds, experiment.training, general.participation)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     try:
         model = method.prepare(model)

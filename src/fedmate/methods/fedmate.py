@@ -14,6 +14,8 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 - one classifier epoch, then the extractor's epochs, as the text says (`alternate` follows Algorithm 2 literally);
 - round 0, without prototypes, trains the extractor with cross-entropy alone instead of not at all;
 - clients that take part receive the broadcast, not all clients; aggregation sets are the participants;
+- where clients are sampled, CFT skips uploads only: the last aggregated extractor goes down in every round;
+- below q = 2 a state is left out wherever a multiple of q is passed, for floor(q) = 1 would leave out all;
 - divergences compare distributions over clients, so there is one triple of shares per class, not one per client;
 - both discriminators look only at classes that have a global prototype, D_pr only at those the client holds;
 - Q leaves out the multiples of floor(q): x in the paper's x * q is the running integer;
@@ -22,7 +24,9 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -117,6 +121,19 @@ class FedMate(Calibrated, ServerMomentum):
         self._period(model)
         return model
 
+    def warnings(self, class_counts: Sequence[Tensor]) -> list[str]:
+        """Warn if prototypes cost about as much as the extractor, so that CFT leaves most of its uploads out."""
+        found, period = super().warnings(class_counts), self._period(self.setup.model)
+        if self.cft not in ("cft", "half") or period >= 2:
+            return found
+        sent = sum(map(self._is_transmitted, range(1, self.setup.rounds + 1)))
+        often = f"is sent in {sent} of {self.setup.rounds} rounds" if sent else "is never aggregated"
+        return [
+            *found,
+            f"`method.cft` is `{self.cft}`, and an extractor costs only {float(period):.2g} times as much as the "
+            f"prototypes: it {often}; `all` sends it in every round.",
+        ]
+
     # ---- the server, Algorithm 1 ----
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
@@ -142,11 +159,17 @@ class FedMate(Calibrated, ServerMomentum):
         }
 
     def wire(self, round_number: int) -> Wire:
-        """Classifier and prototypes cross every round, the extractor in those of the schedule."""
+        """Classifier and prototypes cross every round, the extractor in those of the schedule.
+
+        Where clients are sampled, the schedule is for uploads: the last aggregated extractor goes down every round.
+        """
         extractor = frozenset({"extractor", *self.setup.model.shared_buffers})
         down = frozenset({"classifier", "prototypes", "known", "round"})
         up = frozenset({"classifier", "prototypes", "class_counts"})
         arrives = round_number == 0 or self._is_transmitted(round_number)
+        if self.setup.participation < 1:
+            # Clients that missed a round would go on with an extractor older than the server's.
+            arrives |= any(map(self._is_transmitted, range(1, round_number)))
         return Wire(
             down=down | (extractor if arrives else frozenset()),
             up=up | (extractor if self._is_transmitted(round_number + 1) else frozenset()),
@@ -285,7 +308,7 @@ class FedMate(Calibrated, ServerMomentum):
         wanted = Centres(centres, centred, self.centre_weight, self.normalised_centres)
         return centred_loss(self.setup.model, wanted, adjustment)
 
-    def _period(self, model: Model) -> int:
+    def _period(self, model: Model) -> Fraction:
         return transmission_period(model.extractor_size, self.setup.num_classes * model.width)
 
     def _is_transmitted(self, state: int) -> bool:
