@@ -1,10 +1,12 @@
-# `make demo` and `make test` are complete on a fresh machine with Python 3.11 or later.
+# `make demo` and `make test` are complete on a fresh machine with Python 3.11 or 3.12.
 PYTHON ?= python3
+PYTHONS ?= python3.11
+TORCHES ?= 2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit kills test-flower soak results house clean
+.PHONY: help demo test lint types unit kills test-flower soak results house matrix clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 13
@@ -33,14 +35,23 @@ test-flower: .venv/flower  ## Flower: a simulation on Ray, and a federation of t
 soak: .venv/dev  ## the same at 200 random instants
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
 
-results: .venv/dev  ## write docs/results.md and docs/runs.md from the cells in results/
-	$(BIN)/python results/page.py
+results: .venv/dev  ## write the tables of the paper from the records in paper/records
+	$(BIN)/python -m paper
 
 house: .venv/dev  ## count the house: lines, functions, repetition, the modules of one run
 	$(BIN)/python tests/house.py
 
+matrix:  ## try versions: make matrix PYTHONS="python3.11 python3.12" TORCHES="2.11.0 2.13.0"
+	@for python in $(PYTHONS); do for torch in $(TORCHES); do \
+		echo "Python $$python, torch $$torch"; home=build/matrix/$$python-$$torch; \
+		$$python -m venv $$home && grep -v '^torch==' constraints.txt > $$home/constraints.txt && \
+		$$home/bin/pip install --quiet torch==$$torch && \
+		$$home/bin/pip install --quiet --constraint $$home/constraints.txt --editable '.[dev]' && \
+		$$home/bin/pytest -q -n 2 --dist loadfile tests/core tests/components tests/methods tests/backends tests/contract tests/pinned \
+		|| exit 1; done; done
+
 .venv/core: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmate needs Python 3.11 or later: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13) and "fedmate needs Python 3.11 or 3.12: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv; the first time takes a minute or more, PyTorch is large."
 	$(PIP) --editable .
