@@ -116,17 +116,7 @@ def test_each_layer_overrides_those_before_it() -> None:
     assert (training.epochs, training.momentum, training.learning_rate) == (2, 0.1, 0.02)
 
 
-def test_a_section_is_merged_key_by_key() -> None:
-    experiment = resolved({"partition": {"clients": 5, "share": 30}}, {"partition": {"share": 40}})
-    assert experiment.partition.options == {**SHARE, "clients": 5, "examples": 40, "share": 40}
-
-
 # Changing a section's name.
-
-
-def test_another_name_drops_the_default_names_keys() -> None:
-    experiment = resolved({"method": {"name": "fedper"}})
-    assert set(experiment.method.options) == {"absent_share", "calibration", "own_prior", "personal_layers"}
 
 
 def test_another_name_drops_the_keys_of_the_layers_below() -> None:
@@ -153,12 +143,6 @@ def test_dropped_keys_do_not_come_back_with_their_name() -> None:
 # Presets.
 
 
-def test_a_methods_preset_stands_for_its_values() -> None:
-    options = resolved({"method": {"preset": "authors"}}).method.options
-    assert (options["classifier_epochs"], options["classifier_learning_rate"]) == (10, 0.01)
-    assert "preset" not in options
-
-
 def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
     options = resolved(
         {"method": {"classifier_epochs": 3, "classifier_learning_rate": 0.3, "tuning_epochs": 4}},
@@ -172,17 +156,10 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
     }
 
 
-def test_a_preset_goes_with_its_method() -> None:
-    options = resolved({"method": {"preset": "authors"}}, {"method": {"name": "fedper"}}).method.options
-    assert options == {**PLAIN, "personal_layers": 1}
-
-
 @pytest.mark.parametrize(
     ("values", "fragments"),
     [
         ({"method": {"preset": "autors"}}, ["`method.preset`", "'autors'", "`fedrep`", "`authors`"]),
-        ({"method": {"name": "fedrod", "preset": "authors"}}, ["`method.preset`", "'authors'", "`fedrod`", "none"]),
-        ({"method": {"preset": 3}}, ["`method.preset`", "3"]),
         ({"method": {"name": "local", "preset": "authors"}}, ["`local`", "use `tuned`"]),
         ({"dataset": {"preset": "tuned"}}, ["`dataset.preset`", "'tuned'", "`digits`", "none"]),
         ({"dataset": {"name": "toy", "preset": "author"}}, ["`dataset.preset`", "'author'", "`authors` or `tuned`"]),
@@ -206,35 +183,26 @@ def test_a_data_sets_preset_reaches_the_other_sections(toy: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "values"),
+    ("word", "value"),
     [
-        ("rounds=3", {"rounds": 3}),
-        ("seed=-3", {"seed": -3}),
-        ("rounds=1_000", {"rounds": 1000}),
-        ("participation=0.5", {"participation": 0.5}),
-        ("training.weight_decay=5e-4", {"training": {"weight_decay": 5e-4}}),
-        ("flag=true", {"flag": True}),
-        ("flag=false", {"flag": False}),
-        ("flag=True", {"flag": "True"}),
-        ("backend=sequential", {"backend": "sequential"}),
-        ('backend="sequential"', {"backend": "sequential"}),
-        ("backend='a=b'", {"backend": "a=b"}),
-        ("device=cuda:1", {"device": "cuda:1"}),
-        ("method.name=fedavg", {"method": {"name": "fedavg"}}),
-        ("method.rate=0.1", {"method": {"rate": 0.1}}),
-        (" rounds = 3 ", {"rounds": 3}),
-        ("word=a=b", {"word": "a=b"}),
-        ("word=", {"word": ""}),
-        ("word=two words", {"word": "two words"}),
-        ("list=[1, 2]", {"list": [1, 2]}),
+        ("1_000", 1000),
+        ("-3", -3),
+        ("5e-4", 5e-4),
+        ("true", True),
+        ("True", "True"),
+        ("[1, 2]", [1, 2]),
+        ("'a=b'", "a=b"),
+        ("a=b", "a=b"),
+        ("cuda:1", "cuda:1"),
+        ("two words", "two words"),
+        ("", ""),
     ],
 )
-def test_an_assignment_is_read_as_toml_or_else_as_a_word(assignment: str, values: dict[str, Any]) -> None:
-    layer = parse_set([assignment])
-    assert layer == ConfigSource("--set", values)
-    flat = {**layer.values, **layer.values.get("method", {}), **layer.values.get("training", {})}
-    expected = {**values, **values.get("method", {}), **values.get("training", {})}
-    assert {key: type(value) for key, value in flat.items()} == {key: type(value) for key, value in expected.items()}
+def test_an_assignment_is_read_as_toml_or_else_as_a_word(word: str, value: Any) -> None:
+    for key, values in (("key", {"key": value}), (" section.key ", {"section": {"key": value}})):
+        layer = parse_set([f"{key}={word}"])
+        assert layer == ConfigSource("--set", values)
+        assert type({**layer.values, **layer.values.get("section", {})}["key"]) is type(value)
 
 
 def test_assignments_gather_and_the_last_wins() -> None:
@@ -242,7 +210,7 @@ def test_assignments_gather_and_the_last_wins() -> None:
     assert layer.values == {"training": {"epochs": 3, "momentum": 0.1}, "rounds": 2}
 
 
-@pytest.mark.parametrize("assignment", ["", "rounds", "=3", "=", ".rounds=3", "training.=3", "a.b.c=1", ".=1"])
+@pytest.mark.parametrize("assignment", ["", "rounds", "=3", "training.=3", "a.b.c=1"])
 def test_a_malformed_assignment_is_refused(assignment: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_set([assignment])
@@ -264,7 +232,6 @@ def test_a_value_and_keys_at_once_are_refused_in_either_order(assignments: list[
     ("values", "fragments"),
     [
         ({"rouns": 3}, ["`rouns` in layer 0", "did you mean `rounds`?"]),
-        ({"trainig": {"epochs": 3}}, ["`[trainig]` in layer 0", "did you mean `training`?"]),
         ({"xyz": {}}, ["`[xyz]` in layer 0", "known are `dataset`, `method`, `model`, `partition`, `training`."]),
         ({"rounds": {"x": 3}}, ["`[rounds]` in layer 0", "not a section"]),
         ({"method": {"alpha": 3}}, ["`method.alpha` in layer 0 is not an option of", "mean `partition.alpha`?"]),
@@ -272,19 +239,13 @@ def test_a_value_and_keys_at_once_are_refused_in_either_order(assignments: list[
             {"method": {"name": "fedavg", "centre_weight": 3}},
             ["is not an option of `fedavg`; it is one of `fedmate` and `fedmate_plus`: leave it out, or choose"],
         ),
-        (
-            {"method": {"name": "fedavg", "classifier_learning_rate": 3}},
-            ["of `fedavg`; it is one of `fedmate`, `fedmate_plus` and 2 others: "],
-        ),
         ({"training": {"epoch": 3}}, ["`training.epoch` in layer 0", "did you mean `epochs`?"]),
         ({"method": "fedavg"}, ["`method` in layer 0", "'fedavg'", "`[method]`"]),
-        ({"method": {"name": 3}}, ["`method.name` in layer 0", "3", "a string"]),
         ({"method": {"name": "fedrap"}}, ["`method.name`", "`fedrap`", "did you mean `fedrep`?"]),
-        ({"backend": "sequentail"}, ["`backend`", "`sequentail`", "did you mean `sequential`?"]),
         ({"model": {"buffers": "privat"}}, ["`model.buffers` in layer 0", "'privat'", "did you mean `private`?"]),
         ({"dtype": "float16"}, ["`dtype` in layer 0", "'float16'", "`float64`"]),
         ({"rounds": 0}, ["`rounds` is 0", "at least 1"]),
-        ({"participation": float("nan")}, ["`participation` is nan", "finite"]),
+        ({"participation": 10**400}, ["`participation`"]),
         ({"training": {"learning_rate": float("inf")}}, ["`training.learning_rate` is inf", "finite"]),
     ],
 )
@@ -294,30 +255,15 @@ def test_what_is_wrong_is_named(values: dict[str, Any], fragments: list[str]) ->
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize("key", ["rounds", "participation"])
-def test_a_number_too_large_for_a_float_is_refused(key: str) -> None:
-    assert f"`{key}`" in refused({key: 10**400})
-
-
 # Files.
-
-
-def test_a_file_is_a_layer(tmp_path: Path) -> None:
-    path = tmp_path / "an experiment.toml"
-    path.write_text('seed = 4\n[method]\nname = "fedper" # déjà vu\n', encoding="utf-8")
-    assert load_file(path) == ConfigSource(str(path), {"seed": 4, "method": {"name": "fedper"}})
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("rounds 3\n", "line 1"),
-        ("seed = 0\n[method\n", "line 2"),
         ("seed = 0\nrounds = 1\nrounds = 2\n", "line 3"),
-        ('seed = 0\n\nbackend = "auto\n', "line 3"),
         ("seed = 0\nrounds = three\n", "line 2"),
-        ("seed = 0\nrounds = ", "line 2"),
-        ('seed = 0\nbackend = "auto', "line 2"),
     ],
 )
 def test_malformed_toml_is_refused_by_file_and_line(tmp_path: Path, text: str, line: str) -> None:

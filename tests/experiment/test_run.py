@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,6 @@ SMALL = (
     "training.learning_rate=0.1",
 )
 
-TELLING = ("fedavg", "fedmate", "fedpac", "local", "moon", "scaffold")
-"""Methods that differ in what is kept where; the contract tries all."""
-
 EXTRACTOR = 4 * ((16 * 1 * 9 + 16) + (32 * 16 * 9 + 32) + (128 * 64 + 64))
 CLASSIFIER = 4 * (64 * 10 + 10)
 """Bytes of `digits_cnn` in float32."""
@@ -57,15 +53,6 @@ class FewDigits(Dataset):
 @pytest.fixture(autouse=True)
 def _few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS._rows, "few", FewDigits)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Keep small operations from waiting for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Diary(Observer):
@@ -121,39 +108,9 @@ def timeless(folder: Path) -> dict[str, Any]:
 # The record.
 
 
-@pytest.mark.parametrize("method", TELLING)
-def test_the_summary_holds_what_was_promised(tmp_path: Path, method: str) -> None:
-    summary = carry_out(tmp_path / "run", "seed=3", method=method)
-    assert Record(tmp_path / "run").summary == summary
-    assert summary["method"] == method
-    assert (summary["dataset"], summary["seed"], summary["rounds"], summary["clients"]) == ("few", 3, 3, 4)
-    assert {"pre", "post", "global"} <= set(summary["accuracy"])
-    for view, figures in summary["accuracy"].items():
-        if figures is None:
-            assert view == "global"
-            continue
-        assert set(figures) == {"balanced", "own"}
-        for test in figures.values():
-            assert set(test) == {"mean", "std", "worst_tenth"}
-            assert all(type(value) is float for value in test.values())
-            assert 0 <= test["worst_tenth"] <= test["mean"] <= 100
-            assert 0 <= test["std"] <= 50
-    view = METHODS[method].primary_view
-    mean = summary["accuracy"][view]["balanced"]["mean"]
-    assert summary["headline"] == {"view": view, "test": "balanced", "mean": mean}
-    for direction in ("up", "down"):
-        assert type(summary[f"bytes_{direction}"]) is int
-        assert sum(summary[f"bytes_{direction}_items"].values()) == summary[f"bytes_{direction}"]
-    assert type(summary["seconds"]) is float
-    assert summary["seconds"] > 0
-    assert type(summary["left_out"]) is int
-    assert summary["left_out"] == 0
-    assert all(type(summary["loss"][key]) is float for key in ("before", "after"))
-
-
 @pytest.mark.parametrize(
     ("rounds", "every", "evaluated"),
-    [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 1, [1, 2, 3]), (2, 10, [2]), (1, 1, [1])],
+    [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (2, 10, [2])],
 )
 def test_the_last_round_is_always_evaluated(tmp_path: Path, rounds: int, every: int, evaluated: list[int]) -> None:
     diary = Diary()
@@ -192,35 +149,22 @@ def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("method", "assignments", "down", "up"),
+    ("method", "assignments", "shared"),
     [
-        ("local", [], {}, {}),
-        (
-            "fedavg",
-            [],
-            {"extractor": EXTRACTOR, "classifier": CLASSIFIER},
-            {"extractor": EXTRACTOR, "classifier": CLASSIFIER, "bookkeeping": 8},
-        ),
-        ("fedper", [], {"extractor": EXTRACTOR}, {"extractor": EXTRACTOR, "bookkeeping": 8}),
-        ("fedrep", [], {"extractor": EXTRACTOR}, {"extractor": EXTRACTOR, "bookkeeping": 8}),
-        ("fedrep", ["dtype=float64"], {"extractor": 2 * EXTRACTOR}, {"extractor": 2 * EXTRACTOR, "bookkeeping": 8}),
-        (
-            "fedper",
-            ["method.personal_layers=2"],
-            {"extractor": EXTRACTOR - 4 * (128 * 64 + 64)},
-            {"extractor": EXTRACTOR - 4 * (128 * 64 + 64), "bookkeeping": 8},
-        ),
+        ("local", [], {}),
+        ("fedavg", [], {"extractor": EXTRACTOR, "classifier": CLASSIFIER}),
+        ("fedrep", ["dtype=float64"], {"extractor": 2 * EXTRACTOR}),
+        ("fedper", ["method.personal_layers=2"], {"extractor": EXTRACTOR - 4 * (128 * 64 + 64)}),
     ],
 )
-def test_the_ledger_counts_what_crosses(
-    tmp_path: Path, method: str, assignments: list[str], down: dict[str, int], up: dict[str, int]
+def test_communication_is_counted_by_part(
+    tmp_path: Path, method: str, assignments: list[str], shared: dict[str, int]
 ) -> None:
     summary = carry_out(tmp_path / "run", "participation=0.5", "rounds=3", "eval_every=1", *assignments, method=method)
-    messages = 3 * 2
+    down, up, messages = shared, {**shared, "bookkeeping": 8} if shared else {}, 3 * 2
     assert summary["bytes_down_items"] == {item: messages * size for item, size in down.items()}
     assert summary["bytes_up_items"] == {item: messages * size for item, size in up.items()}
-    assert summary["bytes_down"] == messages * sum(down.values())
-    assert summary["bytes_up"] == messages * sum(up.values())
+    assert (summary["bytes_down"], summary["bytes_up"]) == (messages * sum(down.values()), messages * sum(up.values()))
     rows = read_csv(tmp_path / "run" / "rounds.csv")
     assert len(rows) == messages
     for row in rows:
@@ -233,23 +177,21 @@ def test_the_ledger_counts_what_crosses(
 
 
 def test_evaluation_costs_nothing_and_changes_nothing(tmp_path: Path) -> None:
-    for method in ("fedavg", "fedrep"):
-        often, rarely = tmp_path / method / "often", tmp_path / method / "rarely"
-        carry_out(often, "eval_every=1", method=method)
-        carry_out(rarely, "eval_every=3", method=method)
-        for key in ("summary", "rounds.csv", "clients.csv"):
-            assert timeless(often)[key] == timeless(rarely)[key]
-        assert len(Record(often).metrics) == 3
-        assert timeless(often)["metrics"][-1:] == timeless(rarely)["metrics"]
+    often, rarely = tmp_path / "often", tmp_path / "rarely"
+    carry_out(often, "eval_every=1", method="fedrep")
+    carry_out(rarely, "eval_every=3", method="fedrep")
+    for key in ("summary", "rounds.csv", "clients.csv"):
+        assert timeless(often)[key] == timeless(rarely)[key]
+    assert len(Record(often).metrics) == 3
+    assert timeless(often)["metrics"][-1:] == timeless(rarely)["metrics"]
 
 
 # Chance.
 
 
-@pytest.mark.parametrize("method", TELLING)
-def test_the_same_seed_gives_the_same_record_and_another_seed_another(tmp_path: Path, method: str) -> None:
+def test_the_same_seed_gives_the_same_record_and_another_seed_another(tmp_path: Path) -> None:
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
-        carry_out(tmp_path / name, f"seed={seed}", "participation=0.5", method=method)
+        carry_out(tmp_path / name, f"seed={seed}", "participation=0.5", method="fedmate")
     one, again, other = (timeless(tmp_path / name) for name in ("one", "again", "other"))
     assert one == again
     assert one["summary"]["accuracy"] != other["summary"]["accuracy"]
@@ -337,7 +279,7 @@ def with_broken_client(made: Built, broken: int) -> Built:
     return made._replace(federation=federation, backend=backend)
 
 
-@pytest.mark.parametrize("method", TELLING)
+@pytest.mark.parametrize("method", ["fedmate", "scaffold"])
 def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Path, method: str) -> None:
     made = with_broken_client(make(method=method), 2)
     before = flatten(made.backend.clients[2])
