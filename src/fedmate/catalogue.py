@@ -25,11 +25,6 @@ SECTIONS: dict[str, type] = {"settings": General, "training": Training}
 
 TABLES: dict[str, Registry[Any]] = {table.kind: table for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)}
 
-CAPTIONS = {
-    "methods": f" numbers are what a client receives (down) and sends (up) in a round, in float32, on {SETTING}",
-}
-"""What the lines of a table do not explain themselves."""
-
 
 def catalogue(kind: str | None) -> Iterator[str]:
     """Yield the lines that describe one table, or all of them."""
@@ -41,7 +36,8 @@ def catalogue(kind: str | None) -> Iterator[str]:
             yield from _options(section)
     for name, table in TABLES.items():
         if kind in (None, name):
-            yield f"{name}:{CAPTIONS.get(name, '')}"
+            caption = f"numbers are what a client receives (down) and sends (up) in a round, in float32, on {SETTING}"
+            yield f"{name}: {caption}" if table is METHODS else f"{name}:"
             for row in table.names():
                 try:
                     yield from _describe(row, table[row])
@@ -50,8 +46,7 @@ def catalogue(kind: str | None) -> Iterator[str]:
 
 
 def _options(cls: type) -> Iterator[str]:
-    options = options_of(cls) if is_dataclass(cls) else {}
-    for key, field in options.items():
+    for key, field in (options_of(cls) if is_dataclass(cls) else {}).items():
         values = field.default if isinstance(field.default, tuple) else (field.default,)
         default = "" if values in ((), (None,)) else f" [{', '.join(map(str, values))}]"
         yield f"      {key}: {field.metadata['help']}{default}"
@@ -61,27 +56,23 @@ def _describe(name: str, cls: type) -> Iterator[str]:
     if not isinstance(cls, type):
         raise UserError(f"`{name}` is {cls!r}, which is not a class; see what its entry point names.")
     yield f"  {name:<14} {_first_line(cls)}"
+    presets = [*getattr(cls, "presets", {})]
     if issubclass(cls, Method):
-        yield f"      {_costs(cls)}"
+        try:
+            yield f"      {costs_of(cls).describe()}"
+        except Exception as error:
+            # Another package's fault: the other methods are listed all the same.
+            yield f"      its costs are unknown: it raised {error!r}"
+        found = tuned_on(name)
+        if found and TUNED not in presets:
+            presets.append(f"{TUNED} (on {', '.join(found)})")
     yield from _options(cls)
     if issubclass(cls, Dataset):
         spread = (f"{section}.{key}={value}" for section, keys in cls().defaults.items() for key, value in keys.items())
         yield f"      starts from: {', '.join(spread) or 'nothing of its own'}"
-    presets = [*getattr(cls, "presets", {})]
-    found = tuned_on(name) if issubclass(cls, Method) else {}
-    if found and TUNED not in presets:
-        presets.append(f"{TUNED} (on {', '.join(found)})")
     if presets:
         yield f"      preset: {', '.join(presets)}"
 
 
 def _first_line(cls: type) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
-
-
-def _costs(cls: type[Method]) -> str:
-    try:
-        return costs_of(cls).describe()
-    except Exception as error:
-        # Another package's fault: the other methods are listed all the same.
-        return f"its costs are unknown: it raised {error!r}"

@@ -35,26 +35,26 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
         UserError: a folder holds no record, or a damaged one; nothing has been yielded then.
     """
     records = [Record(run) for folder in folders for run in runs_of(folder)]
-    used = [
-        (section, name) for section in CITED for name in dict.fromkeys(_name(record, section) for record in records)
-    ]
-    software, cited = _software(records), set[str]()
-    for section, name in used:
-        what, table = CITED[section]
-        try:
-            entries = entries_of(table[name].citation)
-        except UserError:
-            yield f"% {what} {name}: not found here, so its reference is not known"
-            continue
-        yield f"% {what} {name}: {', '.join(entries) or 'no reference'}"
-        yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
-        cited.update(entries)
+    used = {section: dict.fromkeys(_name(record, section) for record in records) for section in CITED}
+    citations, software = dict[str, str | None](), _software(records)
+    for section, (what, table) in CITED.items():
+        for name in used[section]:
+            try:
+                citations[f"{what} {name}"] = table[name].citation
+            except UserError:
+                citations[f"{what} {name}"] = None
     for option, (what, citation) in ADDITIONS.items():
         if any(record.config["method"].get(option) for record in records):
-            entries = entries_of(citation)
-            yield f"% {what}: {', '.join(entries)}"
-            yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
-            cited.update(entries)
+            citations[what] = citation
+    cited = set[str]()
+    for what, text in citations.items():
+        if text is None:
+            yield f"% {what}: not found here, so its reference is not known"
+            continue
+        entries = entries_of(text)
+        yield f"% {what}: {', '.join(entries) or 'no reference'}"
+        yield from (f"{entry}\n" for key, entry in entries.items() if key not in cited)
+        cited.update(entries)
     yield from ("% software", software)
 
 
@@ -68,27 +68,23 @@ def entries_of(citation: str) -> dict[str, str]:
 
 def _name(record: Record, section: str) -> str:
     """Return what a run's experiment names in a section, whether or not it is known here."""
-    try:
-        name = record.config[section]["name"]
-    except (KeyError, TypeError):
-        name = None
+    named = record.config.get(section)
+    name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str) or not name.isprintable():
         raise UserError(f"`{record.folder / 'config.toml'}` names no {CITED[section][0]}; put it back from a copy.")
     return name
 
 
 def _software(records: Sequence[Record]) -> str:
-    """Return the entry of fedmate, with the versions that made the runs."""
-    versions = dict.fromkeys(version for record in records for version in _versions(record))
+    """Return the entry of fedmate, with the versions that began the runs or went on with them."""
+    versions = dict[str, None]()
+    for record in records:
+        if (record.folder / "environment.json").exists():
+            environment = record.environment
+            for entry in (environment, *environment.get("resumed", [])):
+                if "fedmate" in entry:
+                    versions[str(entry["fedmate"])] = None
     fields = ["title = {{fedmate}}", "author = {{The fedmate developers}}", "howpublished = {Software}"]
     if versions:
         fields.append(f"note = {{Version {', '.join(versions)}}}")
     return "@misc{fedmate_software,\n  " + ",\n  ".join(fields) + "\n}"
-
-
-def _versions(record: Record) -> list[str]:
-    """Return the version that began a run and those that went on with it, as far as its record tells."""
-    if not (record.folder / "environment.json").exists():
-        return []
-    environment = record.environment
-    return [str(entry["fedmate"]) for entry in (environment, *environment.get("resumed", [])) if "fedmate" in entry]
