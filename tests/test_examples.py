@@ -20,8 +20,7 @@ from torch.testing import assert_close
 
 import fedmate
 from fedmate.catalogue import catalogue
-from fedmate.core import Method, Model, Setup, Training, Tree, make_key, select, stack
-from fedmate.errors import UserError
+from fedmate.core import Method, Model, Setup, Training, Tree, make_key, stack
 from fedmate.methods import METHODS
 
 SOURCE = (EXAMPLES / "new_method.py").read_text()
@@ -96,17 +95,6 @@ def test_it_is_found_and_runs_by_name(tmp_path: Path) -> None:
     assert fedmate.run(method="fedavgm", set=settings, out=tmp_path / "run").summary["method"] == "fedavgm"
 
 
-def test_it_is_gone_when_it_is_not_installed() -> None:
-    before = METHODS.names()
-    with installed_example():
-        assert "fedavgm" in METHODS.names()
-    assert METHODS.names() == before
-    # Whoever followed the guide has it in the environment itself.
-    if "fedavgm" not in before:
-        with pytest.raises(UserError):
-            METHODS["fedavgm"]
-
-
 # -------------------- what it computes
 
 
@@ -124,26 +112,3 @@ def test_the_server_keeps_a_share_of_its_last_move() -> None:
         w = w + v
         np.testing.assert_allclose(server["classifier"]["bias"], w, rtol=0, atol=1e-12)
         assert_close(server["buffers"]["1.running_mean"], torch.full((3,), mean, dtype=torch.float64))
-
-
-@pytest.mark.usefixtures("installed")
-def test_without_momentum_it_is_fedavg() -> None:
-    method = make(0.0)
-    plain = METHODS["fedavg"](setup=method.setup)
-    params, everybody = method.setup.model.init_params(), torch.ones(2, dtype=torch.bool)
-    uploads = stack([upload(method, 1.0, 2), upload(method, 5.0, 1)])
-    ends = [
-        one.global_params(one.aggregate(one.init_server(params, 2, make_key(0)), uploads, torch.arange(2), everybody))
-        for one in (method, plain)
-    ]
-    assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
-
-
-@pytest.mark.usefixtures("installed")
-def test_its_velocity_stays_at_the_server() -> None:
-    method = make(0.9)
-    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
-    wire = method.wire(0)
-    assert "velocity" in server
-    assert set(select(method.download(server, torch.tensor(0)), wire.down)) == {"extractor", "classifier", "buffers"}
-    assert wire.up == wire.down | {"num_samples"}

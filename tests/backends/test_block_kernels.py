@@ -21,13 +21,10 @@ from fedmate.backends.block_kernels import TritonKernels  # noqa: E402 - Triton 
 
 SHAPES = {
     "first layer": (3, 12, 12, 16, 5, 0),
-    "inner layer": (16, 8, 8, 32, 5, 1),
     "last layer": (32, 6, 6, 64, 3, 1),
     "odd sizes": (5, 9, 7, 6, 3, 1),
     "one channel": (1, 8, 9, 3, 2, 0),
     "many channels": (33, 5, 5, 70, 3, 2),
-    "wide": (64, 8, 8, 128, 3, 1),
-    "widest": (128, 4, 4, 256, 3, 1),
 }
 """Channels, height, width, outputs, kernel, padding."""
 
@@ -78,11 +75,3 @@ def test_nan_wins_every_pool() -> None:
     expected, found = (k.forward(x, weight, bias, block) for k in (PlainKernels(), TritonKernels()))
     assert torch.equal(found.y.isnan(), expected.y.isnan())
     assert expected.y.isnan().any()
-
-
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device: TF32 and bfloat16 are roundings of its tensor cores")
-@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 2e-3), ("bf16", 2e-2)])
-def test_rounded_products_stay_close(precision: str, tolerance: float) -> None:
-    x, weight, bias = tensors(SHAPES["inner layer"])
-    exact, rounded = (TritonKernels().forward(x, weight, bias, Block(1, 0.1, p)) for p in ("strict", precision))  # type: ignore[arg-type]
-    assert (rounded.y - exact.y).norm() / exact.y.norm() < tolerance

@@ -97,7 +97,7 @@ def test_features_and_logits(name: str) -> None:
 
 
 @every_network
-@pytest.mark.parametrize("shape", [(3, 2, 2), (1, 4, 4), (32, 32), (3072,), (1, 1, 8, 8, 8)])
+@pytest.mark.parametrize("shape", [(3, 2, 2), (3072,)])
 def test_other_inputs_are_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError) as error:
         build(name, shape, 10)
