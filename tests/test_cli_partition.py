@@ -123,11 +123,6 @@ def test_the_title_says_which_partition(fedmate_: Fedmate, settings: list[str], 
     assert f" toys, {title}, seed 0 " in f" {' '.join(fedmate_('partition', '--dataset', 'toys', *words).out.split())} "
 
 
-def test_newcomers_stand_below(fedmate_: Fedmate) -> None:
-    found = rows(fedmate_(*TOYS, "--set", "holdout_clients=0.4", "--set", "partition.examples=8").out)
-    assert [row[0] for row in found if row[-1] == "8"] == ["0", "1", "newcomer"]
-
-
 # -------------------- many clients or classes
 
 
@@ -193,7 +188,7 @@ def test_pictures_that_are_refused_are_refused_before_anything_is_read(
         (["--set", "partition.name=natural"], "`partition.name` is `natural`, but the data set has no natural"),
         (["--set", "partition.share=101"], "`partition.share` is 101.0; set it to a finite number at least 0"),
         (["--set", "partition.groups=some"], "`partition.groups` in --set is the string 'some'; known are"),
-        (["--set", "partition.examples=450"], "set `partition.examples` to at most"),
+        (["--set", "partition.examples=450"], "use fewer `partition.examples` or `partition.clients`"),
         (["--set", "partition.redundant_clients=0.01"], "which of 20 clients is none; set it to at least 0.025"),
         (["--set", "partition.name=given"], "`partition.name` is `given`"),
     ],

@@ -90,15 +90,6 @@ def test_other_and_hidden_files_are_passed_over(pool: Path) -> None:
     np.testing.assert_array_equal(found.train.x, expected.train.x)
 
 
-def test_names_with_spaces_and_of_all_languages(tmp_path: Path) -> None:
-    for kind in ("Große Katze", "小さい 犬", "👩\u200d🔬"):
-        for number in range(5):
-            put(tmp_path / kind / f"Bild {number} ü.png", number)
-    content = read(Folder(path=str(tmp_path)))
-    assert content.class_names == ("Große Katze", "小さい 犬", "👩\u200d🔬")
-    assert content.notes == ()
-
-
 def test_grey_and_size(pool: Path) -> None:
     put(pool / "cat" / "large.png", 30, side=9)
     plain, grey = (read(Folder(path=str(pool), size=2, grey=grey)).train.x for grey in (False, True))
@@ -138,10 +129,6 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an empty class": (lambda root: (root / "train/dog/a.png").unlink(), "has no training image of the class `dog`"),
     "half a split": (lambda root: remove(root, "test"), "images in further folders, such as `cat/a.png`; put images"),
-    "a name that is no text": (
-        lambda root: (root / "train" / "a\nb").mkdir(),
-        "a\\nb` has a name that is not",
-    ),
     "bad images only": (lambda root: (root / "train/dog/a.png").write_bytes(b""), "cannot be read as an image ("),
 }
 

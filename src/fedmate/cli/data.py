@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import filesize
 
-from fedmate.cli.app import DataDir, SkipBad, make_console
+from fedmate.cli.app import DataDir, SkipBad, make_console, one_line, read_settings
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedmate.data import Arrays, Dataset
 
 NAMED = 10
@@ -30,60 +32,45 @@ def data(
     data_dir: DataDir = None,
 ) -> None:
     """Download a data set, check it and describe its content. List all data sets if no name is given."""
-    from fedmate.data.sources import check, data_folder, download
+    from fedmate.data import DATASETS, sources
+    from fedmate.experiment.config import ConfigSource, resolve
 
-    if name is None and (set_ or skip_bad):
-        raise UserError("`--set` and `--skip-bad` are about one data set; name it.")
-    folder, console = data_folder(data_dir), make_console()
+    folder, console = sources.data_folder(data_dir), make_console()
     if name is None:
         lines = _list(folder)
     else:
-        dataset = _choose(name, set_ or [], skip_bad)
-        try:
-            found = dataset.find(folder)
-        except UserError:
-            for number, step in enumerate(dataset.instructions, 1):
-                console.out(f"{number}. {step.format(folder=folder)}", highlight=False)
-            if dataset.instructions:
-                raise UserError(
-                    f"`{name}` is not in `{folder}`, or not complete; follow the steps above, then repeat the command."
-                ) from None
-            if not dataset.downloads:
-                raise
-            download(dataset.downloads, folder)
-            found = dataset.find(folder)
+        base = ConfigSource("the command", {"dataset": {"name": name}})
+        section = resolve([base, read_settings(set_, skip_bad)]).dataset
+        dataset: Dataset = DATASETS[section.name](**section.options)
+        found = _find(section.name, dataset, folder, console)
         published = {Path(file.path).name: file for file in dataset.downloads}
         checked = [path for path in found if path.name in published]
         for path in checked:
-            check(published[path.name], path)
-        with console.status(f"reading {name}"):
+            sources.check(published[path.name], path)
+        with console.status(f"reading {section.name}"):
             arrays = dataset.load(folder)
         lines = _describe(dataset, arrays, found, bool(checked))
     for line in lines:
-        console.out(line, highlight=False)
+        console.out(one_line(line), highlight=False)
 
 
-def _choose(name: str, assignments: Sequence[str], skip_bad: bool) -> Dataset:
-    """Return the data set with the options that were asked for."""
-    from fedmate.core.options import options_of
-    from fedmate.data import DATASETS
-    from fedmate.experiment.config import ConfigSource, check_shape, lookup, nest, parse_set, resolve
+def _find(name: str, dataset: Dataset, folder: Path, console: Console) -> list[Path]:
+    """Return the files of a data set; if it is missing, download it or print how to get it."""
+    from fedmate.data import sources
 
-    cls = lookup("dataset", DATASETS, name, "the command")
-    settings = parse_set(assignments)
-    check_shape(settings)
-    other = next((key for key in settings.values if key != "dataset"), None)
-    if other is not None:
-        raise UserError(f"`--set` got `{other}`, which is not about the data set; set `dataset.key=value` here.")
-    if "name" in settings.values.get("dataset", {}):
-        raise UserError(f"`--set dataset.name` is given beside `{name}`; leave it out.")
-    layers = [ConfigSource("the command", {"dataset": {"name": name}}), settings]
-    if skip_bad:
-        if "skip_bad" not in options_of(cls):
-            raise UserError(f"`--skip-bad` is for files of images, which `{name}` does not have; leave it out.")
-        layers.append(nest("--skip-bad", [("dataset.skip_bad", True)]))
-    dataset: Dataset = cls(**resolve(layers).dataset.options)
-    return dataset
+    try:
+        return dataset.find(folder)
+    except UserError:
+        if dataset.instructions:
+            for number, step in enumerate(dataset.instructions, 1):
+                console.out(f"{number}. {step.format(folder=folder)}", highlight=False)
+            raise UserError(
+                f"`{name}` is not in `{folder}`, or not complete; follow the steps above, then repeat the command."
+            ) from None
+        if not dataset.downloads:
+            raise
+    sources.download(dataset.downloads, folder)
+    return dataset.find(folder)
 
 
 def _describe(dataset: Dataset, arrays: Arrays, found: Sequence[Path], is_checked: bool) -> Iterator[str]:

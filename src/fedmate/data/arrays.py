@@ -116,10 +116,8 @@ def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
     """Return values as an array of finite numbers, or raise `UserError`; messages call them `name`."""
     if isinstance(values, torch.Tensor):
         tensor = values.detach().cpu()
-        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
         # numpy has no bfloat16.
-        is_short = tensor.is_floating_point() and tensor.element_size() < 4
-        values = (tensor.float() if is_short else tensor).numpy()
+        values = (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
     if np.ma.is_masked(values):
         raise UserError(f"`{name}` has masked values, which numpy would read as numbers; fill them or leave them out.")
     try:
@@ -128,10 +126,6 @@ def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
         raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
     if array.dtype.kind not in "biuf":
         raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        # Numbers beyond double precision become infinite, and are refused below.
-        with np.errstate(over="ignore"):
-            array = array.astype(np.float64)
     finite = np.isfinite(array)
     if not finite.all():
         place = tuple(int(i) for i in np.argwhere(~finite)[0])

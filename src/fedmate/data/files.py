@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from fedmate import storage
 from fedmate.core import Augmentation
 from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, crop_option, flip_option
-from fedmate.data.sources import files_in, unreadable, user_folder
+from fedmate.data.sources import files_in, user_folder
 from fedmate.errors import UserError
 
 FORMAT = 3
@@ -103,10 +103,7 @@ def sign(paths: Sequence[Path]) -> str:
     found = hashlib.sha256()
     for path in paths:
         for name, file in files_in(path) if path.is_dir() else [(path.name, path)]:
-            try:
-                state = file.stat()
-            except OSError as error:
-                raise unreadable(file, error) from None
+            state = file.stat()
             found.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return found.hexdigest()
 

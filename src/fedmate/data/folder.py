@@ -15,7 +15,7 @@ from typing import Any, ClassVar, final
 from fedmate.core import Limits, option
 from fedmate.data.dataset import OWN_DEFAULTS, Arrays
 from fedmate.data.files import FileDataset
-from fedmate.data.images import ImageFormat, is_image, printable, read_images
+from fedmate.data.images import ImageFormat, is_image, read_images
 from fedmate.data.sources import expand, files_in, unreadable
 from fedmate.errors import UserError
 
@@ -58,7 +58,7 @@ class Folder(FileDataset):
             deep = next((name for name, _ in files_in(path) if is_image(name) and "/" in name), None)
             if deep is not None:
                 raise UserError(
-                    f"`{path}` has images in further folders, such as `{printable(deep)}`; put images directly into "
+                    f"`{path}` has images in further folders, such as `{deep}`; put images directly into "
                     "the folder of their class."
                 )
         is_split = len({path.parent for path in found}) > 1
@@ -75,7 +75,4 @@ def _class_folders(root: Path, at_least: int) -> list[Path]:
         raise unreadable(root, error) from None
     if len(found) < at_least:
         raise UserError(f"`{root}` has {len(found)} folders; put images into a folder for each class, two at least.")
-    unclear = next((path for path in found if path.name != printable(path.name)), None)
-    if unclear is not None:
-        raise UserError(f"`{printable(str(unclear))}` has a name that is not plain text; rename the folder.")
     return found

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,19 +59,6 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not is_hidden
 
 
-def printable(name: str) -> str:
-    r"""Return a name with control characters and undecodable bytes escaped.
-
-    Example:
-        >>> print(printable("José\n.png"))
-        José\n.png
-    """
-    spoilers = ("Cc", "Cs")
-    return "".join(
-        char.encode("unicode_escape").decode() if unicodedata.category(char) in spoilers else char for char in name
-    )
-
-
 def read_images(
     found: Sequence[Path], classes: Mapping[str, str], form: ImageFormat, split_seed: int | None = None
 ) -> Arrays:
@@ -91,26 +77,18 @@ def read_images(
         raise UserError("Images are read with Pillow, which is missing; run `pip install 'fedmate[images]'`.") from None
     class_names, labels = tuple(classes.values()), {folder: label for label, folder in enumerate(classes)}
     images, bad = list[tuple[bool, int, str, NDArray[np.uint8]]](), list[str]()
-    for top in found:
-
-        def is_wanted(name: str, top: Path = top) -> bool:
-            folders = PurePosixPath(top.as_posix(), name).parts[:-1]
-            is_placed = folders[-1] in labels and (split_seed is not None or folders[-2] in ("train", "test"))
-            return is_image(name) and is_placed
-
-        for name, data in read_members(top, is_wanted):
-            path = PurePosixPath(top.as_posix(), name)
-            try:
-                image = decode(data, form)
-            # Decoders of broken files raise almost anything.
-            except Exception as error:
-                if not form.skip_bad:
-                    raise UserError(
-                        f"`{printable(str(path))}` cannot be read as an image ({_reason(error)}); repair or remove it, "
-                        "or set `dataset.skip_bad` to leave such files out."
-                    ) from None
-                bad.append(printable(str(path)))
-                continue
+    for path, data in _files(found, labels, is_split=split_seed is None):
+        try:
+            image = decode(data, form)
+        # Decoders of broken files raise almost anything.
+        except Exception as error:
+            if not form.skip_bad:
+                raise UserError(
+                    f"`{path}` cannot be read as an image ({_reason(error)}); repair or remove it, or set "
+                    "`dataset.skip_bad` to leave such files out."
+                ) from None
+            bad.append(str(path))
+        else:
             is_test = split_seed is None and path.parent.parent.name == "test"
             images.append((is_test, labels[path.parent.name], str(path), image))
     images.sort(key=lambda image: image[:3])
@@ -122,15 +100,26 @@ def read_images(
         names = ", ".join(f"`{name}`" for name in sorted(bad)[:NAMED])
         more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         notes = [f"Left out as unreadable: {len(bad)} of {len(bad) + len(y)} images ({names}{more}).", *notes]
-    first = images[0]
-    other = next((image for image in images if image[3].shape != first[3].shape), None)
+    shape = images[0][3].shape
+    other = next((image for image in images if image[3].shape != shape), None)
     if other is not None:
         raise UserError(
-            f"`{printable(other[2])}` has {other[3].shape[2]} x {other[3].shape[1]} pixels, `{printable(first[2])}` "
-            f"{first[3].shape[2]} x {first[3].shape[1]}; set `dataset.size` to stretch all images to one size."
+            f"`{other[2]}` has {other[3].shape[2]} x {other[3].shape[1]} pixels, `{images[0][2]}` {shape[2]} x "
+            f"{shape[1]}; set `dataset.size` to stretch all images to one size."
         )
     parts = [Samples(np.stack([images[row][3] for row in np.flatnonzero(rows)]), y[rows]) for rows in (~test, test)]
     return Arrays(parts[0], parts[1], class_names, notes=tuple(notes))
+
+
+def _files(found: Sequence[Path], labels: Mapping[str, int], is_split: bool) -> Iterator[tuple[PurePosixPath, bytes]]:
+    """Yield path and content of the images in folders of the classes."""
+    for top in found:
+
+        def is_wanted(name: str, top: Path = top) -> bool:
+            folders = PurePosixPath(top.as_posix(), name).parts[:-1]
+            return is_image(name) and folders[-1] in labels and (not is_split or folders[-2] in ("train", "test"))
+
+        yield from ((PurePosixPath(top.as_posix(), name), data) for name, data in read_members(top, is_wanted))
 
 
 def _check(
@@ -153,7 +142,7 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, UnidentifiedImageError):
         return f"none of {', '.join(FORMATS)}"
-    return printable(str(error)) or type(error).__name__
+    return str(error) or type(error).__name__
 
 
 def decode(data: bytes, form: ImageFormat) -> NDArray[np.uint8]:

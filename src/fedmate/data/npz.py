@@ -14,13 +14,13 @@ from fedmate.core import option
 from fedmate.data.arrays import as_numbers, check_pair
 from fedmate.data.dataset import MOST_CLASSES, OWN_DEFAULTS, Arrays, Samples, check_labels, check_names
 from fedmate.data.files import FileDataset
-from fedmate.data.sources import LARGEST, expand, unreadable
+from fedmate.data.sources import expand, unreadable
 from fedmate.errors import UserError
 
 ByName: TypeAlias = Mapping[str, NDArray[Any]]
 
-MOST_GROWTH = 100
-"""A compressed file that is larger by this factor when it is read, and large, is meant to fill the memory."""
+LARGEST, MOST_GROWTH = 2**30, 100
+"""A compressed file that has over so many bytes when it is read, and grows by this factor, is meant to fill memory."""
 
 CHANNELS = (1, 3)
 """The lengths of an axis that is taken for channels."""

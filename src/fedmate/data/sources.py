@@ -19,9 +19,6 @@ from fedmate.errors import UserError
 VARIABLE = "FEDMATE_DATA"
 """The environment variable that names the folder of data sets."""
 
-LARGEST = 2**30
-"""The most bytes that a member of an archive may have; more is refused before it is read."""
-
 
 class RemoteFile(NamedTuple):
     """A published file: its address, its place in the folder of data sets, its size in bytes and its checksum."""
@@ -71,21 +68,14 @@ def download(files: Sequence[RemoteFile], folder: Path) -> None:
     import pooch
     import requests
 
-    missing = [file for file in files if not (folder / file.path).exists()]
-    # Before a long download, not after it.
     for file in files:
-        if file not in missing:
-            check(file, folder / file.path)
-    for file in missing:
         target = folder / file.path
+        if target.exists():
+            check(file, target)
+            continue
         fetch = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), headers={"User-Agent": "fedmate"})
         try:
             pooch.retrieve(file.url, f"md5:{file.md5}", target.name, target.parent, downloader=fetch)
-        except PermissionError:
-            raise UserError(
-                f"`{target.parent}` cannot be written to; change its permissions, or name another folder with "
-                "`--data-dir`."
-            ) from None
         except (OSError, ValueError) as error:
             # A wrong checksum is a `ValueError`; the file is deleted then.
             reason = "no connection" if isinstance(error, requests.ConnectionError) else error
@@ -181,7 +171,6 @@ def _read_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
             name = str(PurePosixPath(member.name))
             content = archive.extractfile(member) if member.isreg() and wanted(name) else None
             if content is not None:
-                _check_size(path, name, member.size)
                 yield name, content.read()
         # The checksum of a compressed archive stands at its end.
         while archive.fileobj is not None and archive.fileobj.read(2**20):
@@ -193,10 +182,4 @@ def _read_zip(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
         for member in archive.infolist():
             name = str(PurePosixPath(member.filename))
             if not member.is_dir() and wanted(name):
-                _check_size(path, name, member.file_size)
                 yield name, archive.read(member)
-
-
-def _check_size(place: Path, name: str, size: int) -> None:
-    if size > LARGEST:
-        raise UserError(f"`{place}` has a file `{name}` of {size:,} bytes, more than {LARGEST:,}; check the file.")

@@ -21,22 +21,6 @@ def test_everybody_holds_their_own_in_the_order_of_the_data_set() -> None:
     assert [rows.tolist() for rows in client_rows] == [[1, 5], [0, 2, 3, 6, 8, 9], [4, 7]]
 
 
-def test_some_are_chosen_at_random() -> None:
-    owners = np.arange(400, dtype=np.int64) // 4
-    labels = balanced(400)
-    first, other = (split(Natural(clients=30), labels, seed, clients=owners) for seed in (0, 1))
-    for client_rows in (first, other):
-        chosen = [owners[rows[0]] for rows in client_rows]
-        assert chosen == sorted({*chosen})
-        assert len(chosen) == 30
-        assert all(
-            (owners[rows] == one).all() and len(rows) == 4 for rows, one in zip(client_rows, chosen, strict=True)
-        )
-        assert chosen[0] < 25
-        assert chosen[-1] >= 75
-    assert [rows.tolist() for rows in first] != [rows.tolist() for rows in other]
-
-
 @settings(max_examples=60)
 @given(
     owners=st.lists(st.integers(0, 12) | st.just(10**12), min_size=1, max_size=80),
@@ -67,6 +51,3 @@ def test_more_clients_than_there_are(minimum: int, found: str) -> None:
     assert refusal(Natural(clients=4, minimum=minimum), input_of(LABELS, clients=OWNERS)) == (
         f"`partition.clients` is 4, but the data set has {found}; use at most that many."
     )
-
-
-# -------------------- as a section of an experiment

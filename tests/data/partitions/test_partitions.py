@@ -24,7 +24,6 @@ from tests.data.partitions.checks import (
 )
 
 from fedmate.data.partitions import PARTITIONS, Partition, PartitionInput
-from fedmate.data.partitions.base import group_by_client
 
 NUMBERS = np.arange(3000, dtype=np.int64)
 FIXED = NUMBERS * NUMBERS * 31 % 97 % 10
@@ -139,32 +138,6 @@ def test_everybody_gets_something_or_one_sentence_says_why_not(
     np.testing.assert_array_equal(data.labels, before)
 
 
-@pytest.mark.parametrize("name", SPLITTING)
-class TestEach:
-    def test_the_seed_decides(self, name: str) -> None:
-        partition, owners = PARTITIONS[name](clients=10, examples=100), with_owners(CIFAR)
-        first, again, other = (split(partition, CIFAR, seed, clients=owners) for seed in (1, 1, 2))
-        assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-        assert not any(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-    @pytest.mark.parametrize("examples", [3, 57])
-    def test_the_cap_holds(self, name: str, examples: int) -> None:
-        partition, data = PARTITIONS[name](clients=10, examples=examples), input_of(CIFAR, clients=with_owners(CIFAR))
-        client_rows = partition.split(data)
-        check_rows(partition, client_rows, data, disjoint=name not in OVERLAPPING)
-        assert {len(rows) for rows in client_rows} == {examples}
-
-    def test_more_clients_than_samples(self, name: str) -> None:
-        labels = balanced(8)
-        sentence = refusal(PARTITIONS[name](clients=41), input_of(labels, clients=with_owners(labels)))
-        what = (
-            "8 clients; use at most that many"
-            if name == "natural"
-            else "8 samples; use at most as many clients as samples"
-        )
-        assert sentence == f"`partition.clients` is 41, but the data set has {what}."
-
-
 # -------------------- what all are made of
 
 
@@ -187,6 +160,7 @@ class Unfair(Partition):
             {"classes_per_client": 4, "examples": 3},
             "fewer than `partition.classes_per_client`, 4; give",
         ),
+        ("iid", {"clients": 50_001}, "is 50001, but the data set has 50000 samples; use at most as many clients as"),
         ("natural", {}, "the data set has no natural clients; use another partition, or the data set `npz`"),
         ("given", {}, "`partition.name` is `given`, which takes clients as they are; call `fedmate.run` with"),
     ],
@@ -195,17 +169,7 @@ def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any],
     assert words in (refusal(PARTITIONS[name](**options), input_of(CIFAR)) or "")
 
 
-def test_share_needs_more_than_three_classes() -> None:
-    sentence = refusal(PARTITIONS["share"](clients=2), input_of(balanced(60, 3), classes=3))
-    assert sentence == "`partition.name` is `share`, which needs over 3 classes, not 3; use another partition."
-
-
 def test_who_gets_nothing_is_named() -> None:
     assert refusal(Unfair(clients=3), input_of(balanced(10))) == (
         "`partition.clients` makes 3 clients, but client 2 gets no sample; use fewer, or another partition."
     )
-
-
-def test_hands_keep_the_order_of_the_rows() -> None:
-    rows, owners = np.array([9, 4, 7, 1, 8]), np.array([1, 0, 1, 3, 0])
-    assert [rows.tolist() for rows in group_by_client(rows, owners, 5)] == [[4, 8], [9, 7], [], [1], []]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.data.partitions.checks import (
-    CIFAR,
     CLASSES,
     Labels,
     balanced,
@@ -35,17 +34,6 @@ def test_sizes_of_the_paper(samples: int, classes: int, held: int, each: int) ->
     counts = class_counts(client_rows, labels, classes)
     assert all(sorted(row.tolist()) == [0] * (classes - held) + [each] * held for row in counts)
     assert {len(rows) for rows in client_rows} == {held * each}
-
-
-def test_clients_draw_independently() -> None:
-    client_rows = split(Pathological(clients=60, classes_per_client=1), CIFAR)
-    counts = class_counts(client_rows, CIFAR)
-    assert len(np.unique(counts.argmax(1))) == CLASSES
-    # 833 of 5000 samples each: two clients with the same class have some in common, but not all.
-    same = [h for h, k in zip(client_rows, counts.argmax(1), strict=True) if k == counts[0].argmax()]
-    common = [len(np.intersect1d(same[0], other)) for other in same[1:]]
-    assert common
-    assert all(0 < n < 833 for n in common)
 
 
 def test_a_small_class_gives_what_it_has() -> None:

@@ -10,7 +10,7 @@ PARTITIONS: Registry[type[Partition]] = Registry(
     {
         "dirichlet": "fedmate.data.partitions.dirichlet:Dirichlet",
         "given": "fedmate.data.partitions.natural:Predefined",
-        "iid": "fedmate.data.partitions.iid:IID",
+        "iid": "fedmate.data.partitions.dirichlet:IID",
         "natural": "fedmate.data.partitions.natural:Natural",
         "pathological": "fedmate.data.partitions.pathological:Pathological",
         "share": "fedmate.data.partitions.share:Share",

@@ -8,7 +8,6 @@ The paper's s%: `share` percent are uniform. Fixed groups of dominant classes ar
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
@@ -38,13 +37,18 @@ class Share(Partition):
 
     def assign(self, data: PartitionInput) -> list[Indices]:
         """Split each class after a shuffle."""
-        self._check_classes(data)
         by_class = data.shuffled_by_class()
-        groups = self._groups(data)
         size = self.cap(len(data.labels) // self.clients)
-        counts = self.class_counts(size, data.num_classes, groups)
-        self._check_counts(counts, np.array([len(rows) for rows in by_class]), groups)
-        rows = np.concatenate([rows[:used] for rows, used in zip(by_class, counts.sum(axis=0), strict=True)])
+        counts = self.class_counts(size, data.num_classes, self._groups(data))
+        taken, available = counts.sum(axis=0), [len(rows) for rows in by_class]
+        short = np.flatnonzero(taken > available)
+        if len(short):
+            k = short[0]
+            raise UserError(
+                f"`partition.clients` is {self.clients}, which with {size} samples each take {taken[k]} of class {k}, "
+                f"but the data set has {available[k]}; use fewer `partition.examples` or `partition.clients`."
+            )
+        rows = np.concatenate([rows[:used] for rows, used in zip(by_class, taken, strict=True)])
         owners = np.tile(np.arange(self.clients), data.num_classes)
         return group_by_client(rows, np.repeat(owners, counts.T.ravel()), self.clients)
 
@@ -60,51 +64,25 @@ class Share(Partition):
         return counts
 
     def _groups(self, data: PartitionInput) -> Sequence[Sequence[int]]:
-        if self.groups == "fixed":
-            return data.groups or ring(data.num_classes)
-        draws = (data.rng.choice(data.num_classes, self.dominant, replace=False) for _ in range(self.clients))
-        return [sorted(drawn.tolist()) for drawn in draws]
-
-    def _check_classes(self, data: PartitionInput) -> None:
-        """Refuse options that make no groups."""
-        if self.groups == "random" and self.dominant > data.num_classes:
-            raise UserError(
-                f"`partition.dominant` is {self.dominant}, but the data set has {data.num_classes} classes; use at "
-                "most that many."
-            )
-        if self.groups == "fixed" and self.dominant != DOMINANT:
+        if self.groups == "random":
+            if self.dominant > data.num_classes:
+                raise UserError(
+                    f"`partition.dominant` is {self.dominant}, but the data set has {data.num_classes} classes; use at "
+                    "most that many."
+                )
+            draws = (data.rng.choice(data.num_classes, self.dominant, replace=False) for _ in range(self.clients))
+            return [sorted(drawn.tolist()) for drawn in draws]
+        if self.dominant != DOMINANT:
             raise UserError(
                 f"`partition.dominant` is {self.dominant}, but fixed groups have their own size; leave it out, or "
                 "set `partition.groups` to `random`."
             )
-        if self.groups == "fixed" and not data.groups and data.num_classes <= DOMINANT:
+        if not data.groups and data.num_classes <= DOMINANT:
             raise UserError(
                 f"`partition.name` is `share`, which needs over {DOMINANT} classes, not {data.num_classes}; use "
                 "another partition."
             )
-
-    def _check_counts(self, counts: Indices, available: Indices, groups: Sequence[Sequence[int]]) -> None:
-        """Refuse to take more of a class than there is, and name a size that fits."""
-        short = np.flatnonzero(counts.sum(axis=0) > available)
-        if not len(short):
-            return
-        k, size = int(short[0]), int(counts[0].sum())
-
-        def too_large(smaller: int) -> bool:
-            taken = self.class_counts(smaller, len(available), groups).sum(axis=0)
-            return bool((taken > available).any())
-
-        # Larger clients take no fewer of any class, so all sizes that fit come before those that do not.
-        fitting = bisect_right(range(1, size), False, key=too_large)
-        advice = "use another partition"
-        if fitting:
-            advice = f"set `partition.examples` to at most {fitting}"
-        elif self.clients > 1 and available[k]:
-            advice = "use fewer `partition.clients`"
-        raise UserError(
-            f"`partition.clients` is {self.clients}, which with {size} samples each take {counts[:, k].sum()} of class "
-            f"{k}, but the data set has {available[k]}; {advice}."
-        )
+        return data.groups or ring(data.num_classes)
 
 
 def ring(num_classes: int) -> list[list[int]]:
