@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="What to run. [default: FedRep on digits]")
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment. [default: FedRep on digits]")
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="M", help="Method; give it several times to compare.")
