@@ -25,8 +25,7 @@ from fedmate.studies.output import folder_name
 from fedmate.studies.plots import curves, tradeoffs
 from fedmate.studies.records import Records, RunSummary
 from fedmate.studies.statistics import Results
-from fedmate.studies.study import Choice
-from fedmate.studies.study_file import load_study
+from fedmate.studies.study import Choice, load_study
 from fedmate.studies.tables import accuracy, differences, tradeoff, views
 from paper import flops, prototypes
 from paper.plots import classwise, holdings, losses, weights

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from fedmate.core import MODEL_PARTS
 from fedmate.experiment.run import sample_participants
-from fedmate.report.tables import Table
+from fedmate.report.tables import TESTS, Table
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
-from fedmate.studies.study import TESTS, StudyMethod, StudySetting
-from fedmate.studies.tables import TESTS_NOTE, Place, cell, file_name, titled, with_error
+from fedmate.studies.study import StudyMethod, StudySetting
+from fedmate.studies.tables import TESTS_NOTE, cell, file_name, titled, with_error
 
 # -------------------- ranking
 
@@ -41,7 +41,7 @@ def _entries(results: Results, setting: StudySetting, test: str) -> Iterator[tup
     """Yield methods and their figures, `None` for those that diverged."""
     for name, (method, *_) in results.distinct(setting):
         held, common = ({t: results.figure(method, setting, view, t) for t in TESTS} for view in ("pre", "global"))
-        if held[test] is not None or cell(results, Place(method, setting, "pre", test)) == "diverged":
+        if held[test] is not None or cell(results, method, setting, "pre", test) == "diverged":
             yield name, held[test]
         if common[test] is not None and common != held:
             yield f"{name} (global)", common[test]

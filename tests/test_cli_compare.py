@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from fedmate.cli.app import app
 from fedmate.errors import UserError
 from fedmate.studies.records import Records
-from fedmate.studies.study import Choice
-from fedmate.studies.study_file import load_study
+from fedmate.studies.study import Choice, load_study
 
 TEXT = STUDY.replace("[settings.s70]", '[settings.s70]\ndataset.name = "cinic10"\nstand_ins = [{ name = "cifar10" }]')
 

@@ -12,8 +12,7 @@ from paper.__main__ import PAGES
 
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS
-from fedmate.studies.study import Choice, Study, StudyRun
-from fedmate.studies.study_file import load_study
+from fedmate.studies.study import Choice, Study, StudyRun, load_study
 
 PAPER = Path(__file__).parents[2] / "paper"
 NAMES = [

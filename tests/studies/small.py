@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedmate.report.tables import TESTS
 from fedmate.studies.records import FORMAT, RunSummary
 from fedmate.studies.statistics import Results
-from fedmate.studies.study import TESTS, Choice, Study, StudyRun
-from fedmate.studies.study_file import load_study
+from fedmate.studies.study import Choice, Study, StudyRun, load_study
 
 STUDY = """
 title = "Small"

@@ -59,8 +59,7 @@ def compare(
         console.out(HELP, highlight=False)
         return
     from fedmate.studies.records import Records
-    from fedmate.studies.study import Choice
-    from fedmate.studies.study_file import load_study
+    from fedmate.studies.study import Choice, load_study
 
     loaded, choice = load_study(study), Choice(seeds, tuned, quick, tuple(only or ()))
     loaded.check_patterns(choice.only)

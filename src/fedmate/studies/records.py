@@ -20,7 +20,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -160,16 +160,13 @@ class Records:
             storage.make_folder(path.parent)
             return storage.Lock(path)
         except OSError as error:
-            raise UserError(
-                f"`{path}` cannot be locked ({error.strerror}); use a folder that can be written."
-            ) from None
+            reason = f"cannot be locked ({error.strerror})"
+            raise UserError(f"`{path}` {reason}; use a folder that can be written.") from None
 
     def is_claimed(self, name: str) -> bool:
         """Tell whether a process has taken a run."""
-        if not (self.folder / "locks" / name).exists():
-            return False
         try:
-            with self.claim(name):
+            with self.claim(name) if (self.folder / "locks" / name).exists() else nullcontext():
                 return False
         except storage.BusyError:
             return True
@@ -234,7 +231,8 @@ def name_of(config: Mapping[str, Any]) -> str:
     """Return the same for the content of an experiment's file."""
     partition, method = config["partition"], config["method"]
     kind = f"s{partition['share']:g}" if partition["name"] == "share" else partition["name"]
-    usual = _usual(*(config[section]["name"] for section in NAMED_SECTIONS))
+    names = {section: config[section]["name"] for section in NAMED_SECTIONS}
+    usual = _usual(**names)
     # Options at their defaults are left out, so that an option that comes later changes no name.
     given = {
         # A file may say 0 for 0.0.
@@ -242,7 +240,6 @@ def name_of(config: Mapping[str, Any]) -> str:
         for key, value in flat(config).items()
         if key not in EXECUTION and usual.get(key) != value
     }
-    names = {section: config[section]["name"] for section in NAMED_SECTIONS}
     digest = hashlib.sha256(json.dumps([names, given], sort_keys=True).encode()).hexdigest()[:12]
     own = [f"{key}_{_word(value)}" for key, value in sorted(method.items()) if f"method.{key}" in given]
     words = "-".join([method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}"])
@@ -251,9 +248,8 @@ def name_of(config: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def _usual(dataset: str, partition: str, model: str, method: str) -> dict[str, Any]:
+def _usual(**names: str) -> dict[str, Any]:
     """Return the defaults of an experiment with these names; nothing if it needs more than names, or is not known."""
-    names = {"dataset": dataset, "partition": partition, "model": model, "method": method}
     try:
         experiment = resolve([ConfigSource("defaults", {section: {"name": name} for section, name in names.items()})])
     except UserError:
@@ -264,18 +260,12 @@ def _usual(dataset: str, partition: str, model: str, method: str) -> dict[str, A
 def command_of(config: Mapping[str, Any]) -> str:
     """Return the command of a run: its data set, its method, and the options that differ from their defaults."""
     dataset, method = config["dataset"]["name"], config["method"]["name"]
-    usual = _usual_of(method, dataset)
+    usual = _usual(dataset=dataset, method=method)
     words = ["fedmate", "run", "--dataset", dataset, "--method", method]
     for key, value in flat(config).items():
         if key not in WITHOUT_EFFECT and usual.get(key) != value:
             words += ["--set", f"{key}={_word(value)}"]
     return shlex.join(words)
-
-
-@functools.cache
-def _usual_of(method: str, dataset: str) -> dict[str, Any]:
-    experiment = resolve([ConfigSource("defaults", {"dataset": {"name": dataset}, "method": {"name": method}})])
-    return flat(tomllib.loads(experiment.to_toml()))
 
 
 def _word(value: Any) -> str:
@@ -299,7 +289,6 @@ def summarise(record: Record) -> RunSummary:
     partition = json.loads((record.folder / "partition.json").read_bytes())
     metrics = record.metrics
     last = metrics[-1]["accuracy"] if metrics else {}
-    clients = [{key: n for key, n in row.items() if re.fullmatch(r"samples_\d+", key)} for row in record.clients]
     return RunSummary(
         {
             "format": FORMAT,
@@ -309,7 +298,7 @@ def summarise(record: Record) -> RunSummary:
             "config": config,
             "summary": {part: rounded(summary.get(part)) for part in PARTS},
             "classes": {view: rounded(f["balanced"]["per_class"]) for view, f in last.items() if f is not None},
-            "holdings": [list(row.values()) for row in clients],
+            "holdings": [[n for key, n in row.items() if re.fullmatch(r"samples_\d+", key)] for row in record.clients],
             "class_names": partition["classes"],
             "data_sha256": partition["data_sha256"],
             "method_sha256": source_digest(config["method"]["name"]),

@@ -22,16 +22,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, final
 
+from fedmate.core import Method
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS
 from fedmate.data.sources import data_folder
-from fedmate.errors import UserError, closest
-from fedmate.experiment.config import DEFAULT_NAMES, ConfigSource, Experiment, Values, resolve
+from fedmate.errors import UserError, nearest
+from fedmate.experiment.config import DEFAULT_NAMES, ConfigSource, Experiment, Values, load_file, resolve
+from fedmate.experiment.metrics_log import VIEWS
 from fedmate.experiment.tuned import TUNED, tuned_on
 from fedmate.methods import METHODS
+from fedmate.report.tables import TESTS
 from fedmate.studies.records import run_name
 
-TESTS = ("balanced", "own")
+KEYS = ("title", "source", "test", "reference", "base", "quick", "settings", "methods")
+"""The keys of a study's file."""
+
 DIGITS: Values = {"name": "digits"}
 """The data set that `--quick` uses where another one is missing: it comes with scikit-learn."""
 
@@ -171,20 +176,23 @@ class Study:
         return [place for place in self._places(choice) if choice.tuned and not _was_tuned(*place)]
 
     def _places(self, choice: Choice) -> list[tuple[StudySetting, StudyMethod]]:
-        return [(s, m) for s in self.settings for m in self.methods if _fits(f"{s.key}/{m.key}", choice.only)]
+        patterns = choice.only or ("*",)
+        return [
+            (s, m)
+            for s in self.settings
+            for m in self.methods
+            if any(fnmatchcase(f"{s.key}/{m.key}", pattern) for pattern in patterns)
+        ]
 
     def check_patterns(self, patterns: Sequence[str]) -> None:
         """Raise `UserError` if a pattern fits no run."""
         keys = [f"{setting.key}/{method.key}" for setting in self.settings for method in self.methods]
-        whole = [*(f"{one.key}/*" for one in self.settings), *(f"*/{one.key}" for one in self.methods)]
         for pattern in patterns:
             if not any(fnmatchcase(key, pattern) for key in keys):
-                close, known = closest(pattern, [*keys, *whole]), ", ".join(f"`{key}`" for key in keys)
-                hint = f"did you mean `{close}`?" if close else f"known are {known}."
-                raise UserError(f"`--only` got `{pattern}`, which fits no `SETTING/METHOD`; {hint}")
+                raise UserError(f"`--only` got `{pattern}`, which fits no `SETTING/METHOD`; {nearest(pattern, keys)}")
 
     def check(self) -> None:
-        """Raise `UserError` unless every method, every setting and every data set that may stand in can be used."""
+        """Raise `UserError` unless every method, setting and stand-in can be used."""
         for setting in self.settings:
             for candidate in setting.candidates(quick=False):
                 self._experiment(self.methods[0], candidate, 0, Choice(quick=True))
@@ -215,29 +223,86 @@ class Study:
 
     def _choose(self, choice: Choice, usable: Callable[[StudySetting], bool]) -> Study:
         wanted = {setting.key for setting, _ in self._places(choice)}
-        found, left_out = [], []
-        for setting in (one for one in self.settings if one.key in wanted):
-            chosen = next(filter(usable, setting.candidates(quick=choice.quick)), None)
-            found += [] if chosen is None else [chosen]
-            left_out += [setting.name] if chosen is None else []
-        return replace(self, settings=tuple(found), left_out=tuple(left_out))
+        chosen = [
+            (setting.name, next(filter(usable, setting.candidates(quick=choice.quick)), None))
+            for setting in self.settings
+            if setting.key in wanted
+        ]
+        found = tuple(one for _, one in chosen if one is not None)
+        return replace(self, settings=found, left_out=tuple(name for name, one in chosen if one is None))
 
     def _experiment(self, method: StudyMethod, setting: StudySetting, seed: int, choice: Choice) -> Experiment:
-        values, source = method.values, f"`{self.name}`"
+        values = method.values
         if choice.tuned:
             # A preset lies beneath the options that the method itself gives.
             values = {**values, "method": {**values.get("method", {}), "preset": TUNED}}
         layers = [
-            ConfigSource(f"[base] of {source}", self.base),
-            ConfigSource(f"[settings.{setting.key}] of {source}", setting.values),
-            ConfigSource(f"[methods.{method.key}] of {source}{' with `--tuned`' if choice.tuned else ''}", values),
-            *([ConfigSource(f"[quick] of {source}", self.quick)] if choice.quick else []),
+            ConfigSource("`[base]`", self.base),
+            ConfigSource(f"`[settings.{setting.key}]`", setting.values),
+            ConfigSource(f"`[methods.{method.key}]`{' with `--tuned`' * choice.tuned}", values),
+            *([ConfigSource("`[quick]`", self.quick)] if choice.quick else []),
         ]
         return resolve([*layers, ConfigSource("--seeds", {"seed": seed})])
 
 
-def _fits(key: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(key, pattern) for pattern in patterns)
+def load_study(path: Path) -> Study:
+    """Read a study, or raise `UserError`."""
+    source, values = load_file(path)
+    try:
+        study = _read(path.stem, values)
+        study.check()
+    except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"`{source}` is no study that can be run: {error}") from None
+    return study
+
+
+def _read(name: str, top: Values) -> Study:
+    for key in top:
+        if key not in KEYS:
+            raise UserError(f"`{key}` is no key of a study; {nearest(key, KEYS)}")
+    for kind in ("settings", "methods"):
+        tables = top.get(kind)
+        if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()) or not tables:
+            raise UserError(f"it has no tables `{kind}`; write `[{kind}.KEY]` and options for each.")
+    base, quick = top.get("base", {}), top.get("quick", {})
+    shared: Values = {"dataset": base["dataset"]} if "dataset" in base else {}
+    settings = tuple(
+        _setting(key, {"test": top.get("test", "balanced"), **shared, **values})
+        for key, values in top["settings"].items()
+    )
+    methods = tuple(_method(key, dict(values), [one.key for one in settings]) for key, values in top["methods"].items())
+    reference, keys = top.get("reference", ""), [method.key for method in methods]
+    if reference and reference not in keys:
+        raise UserError(f"`reference` is `{reference}`, which is no method; {nearest(reference, keys)}")
+    given = [base, quick, *(one.values for one in settings), *(one.values for one in methods)]
+    if any("seed" in values for values in given):
+        raise UserError("it has a `seed`, but a study has seeds from 0; use `--seeds`.")
+    title, source = str(top.get("title", name)), str(top.get("source", ""))
+    return Study(name, title, source, base, quick, settings, methods, reference)
+
+
+def _setting(key: str, values: Values) -> StudySetting:
+    name, test, stand_ins = str(values.pop("name", key)), values.pop("test"), values.pop("stand_ins", [])
+    if test not in TESTS:
+        raise UserError(f"`test` is `{test}`; {nearest(str(test), TESTS)}")
+    if not all(isinstance(one, dict) and "name" in one for one in stand_ins):
+        raise UserError(f"`stand_ins` in `[settings.{key}]` are no data sets; write `[{{name = ...}}]`.")
+    return StudySetting(key, name, test, values, tuple(stand_ins))
+
+
+def _method(key: str, values: Values, settings: Sequence[str]) -> StudyMethod:
+    name, view, published = str(values.pop("name", key)), values.pop("view", None), values.pop("published", {})
+    for setting in published:
+        if setting not in settings:
+            raise UserError(
+                f"`published` in `[methods.{key}]` has `{setting}`, which is no setting; {nearest(setting, settings)}"
+            )
+    cls = METHODS[values.get("method", {}).get("name", DEFAULT_NAMES["method"])]
+    # The names of views that a method adds are known when it has run.
+    if view not in (None, *VIEWS) and cls.extra_views is Method.extra_views:
+        raise UserError(f"`view` in `[methods.{key}]` is `{view}`; {nearest(str(view), VIEWS)}")
+    figures = {setting: float(figure) for setting, figure in published.items()}
+    return StudyMethod(key, name, view or cls.primary_view, values, figures)
 
 
 def _was_tuned(setting: StudySetting, method: StudyMethod) -> bool:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import pandas
 
-from fedmate.report.tables import VIEWS, Table
+from fedmate.report.tables import TESTS, VIEWS, Table
 from fedmate.studies.statistics import Figure, Group, Results, pareto_front
-from fedmate.studies.study import TESTS, StudyMethod, StudySetting
+from fedmate.studies.study import StudyMethod, StudySetting
 
 STD_NOTE = "accuracy in percent, mean over clients; ± standard deviation between seeds, where there are several"
 TESTS_NOTE = (
     "tests: all classes weigh alike in `balanced`; in `own` they weigh as in the client's training samples, and "
     "calibrated models are given these weights"
 )
-
-
-class Place(NamedTuple):
-    """A method in a setting, looked at in one view and with one test."""
-
-    method: StudyMethod
-    setting: StudySetting
-    view: str
-    test: str
 
 
 def tables(results: Results) -> list[Table]:
@@ -60,9 +50,9 @@ def with_error(figure: Figure, form: str = ".2f") -> str:
     return f"{round(figure.mean, 2) + 0.0:{form}}{error}"
 
 
-def cell(results: Results, place: Place) -> str:
+def cell(results: Results, method: StudyMethod, setting: StudySetting, view: str, test: str) -> str:
     """Return an accuracy, and how many runs diverged; `-` for a view that the method lacks, nothing if not run."""
-    figure, runs = results.figure(*place), results.finished(place.method, place.setting)
+    figure, runs = results.figure(method, setting, view, test), results.finished(method, setting)
     diverged = sum(one.diverged_in is not None for one in runs)
     if figure is None:
         return "" if not runs else "diverged" if diverged == len(runs) else "-"
@@ -79,11 +69,10 @@ def accuracy(results: Results) -> Table:
     rows = [[method.name, f"`{method.view}`"] for method in results.methods]
     bold = set[tuple[int, int]]()
     for setting in results.settings:
-        places = [Place(method, setting, method.view, setting.test) for method in results.methods]
-        block: dict[str, Sequence[str]] = {"accuracy": [cell(results, place) for place in places]}
-        if is_published(results, setting):
-            block = _beside_published(results, setting, block.pop("accuracy"))
-        bold |= {(i, len(head) + [*block].index("accuracy")) for i in _best(results, places)}
+        block = {"accuracy": [cell(results, one, setting, one.view, setting.test) for one in results.methods]}
+        if any(setting.key in method.published for method in results.methods):
+            block = _beside_published(results, setting, block["accuracy"])
+        bold |= {(i, len(head) + [*block].index("accuracy")) for i in _best(results, setting)}
         for name, cells in block.items():
             head, groups = [*head, name], [*groups, setting.label]
             rows = [[*row, text] for row, text in zip(rows, cells, strict=True)]
@@ -97,12 +86,7 @@ def accuracy(results: Results) -> Table:
     return titled(results, Table("accuracy", "", head, rows, notes, frozenset(bold), groups))
 
 
-def is_published(results: Results, setting: StudySetting) -> bool:
-    """Tell whether there are published figures for a setting."""
-    return any(setting.key in method.published for method in results.methods)
-
-
-def _beside_published(results: Results, setting: StudySetting, ours: Sequence[str]) -> dict[str, Sequence[str]]:
+def _beside_published(results: Results, setting: StudySetting, ours: list[str]) -> dict[str, list[str]]:
     published = [method.published.get(setting.key) for method in results.methods]
     name = "published" if setting.stands_in_for is None else f"published ({setting.stands_in_for})"
     block = {name: ["" if figure is None else f"{figure:.2f}" for figure in published], "accuracy": ours}
@@ -112,9 +96,10 @@ def _beside_published(results: Results, setting: StudySetting, ours: Sequence[st
     return block
 
 
-def _best(results: Results, places: Sequence[Place]) -> list[int]:
-    """Return the places with the largest figure, as it is shown; few seeds are not compared with many."""
-    found = {i: figure for i, place in enumerate(places) if (figure := results.figure(*place)) is not None}
+def _best(results: Results, setting: StudySetting) -> list[int]:
+    """Return the rows with the largest figure, as it is shown; few seeds are not compared with many."""
+    figures = [results.figure(method, setting, method.view, setting.test) for method in results.methods]
+    found = {i: figure for i, figure in enumerate(figures) if figure is not None}
     most = max((figure.seeds for figure in found.values()), default=0)
     means = {i: round(figure.mean, 2) for i, figure in found.items() if figure.seeds == most}
     return [i for i, mean in means.items() if mean == max(means.values())]
@@ -131,7 +116,7 @@ def views(results: Results, setting: StudySetting) -> Table:
     looks = [(view, test) for test in TESTS for view in VIEWS] + [(view, test) for view in further for test in TESTS]
     head = ["method", *(f"`{test}`" if view in further else f"`{view}`" for view, test in looks)]
     groups = ["", *(f"`{view}`" if view in further else f"`{test}`" for view, test in looks)]
-    rows = [[name, *(cell(results, Place(m[0], setting, view, test)) for view, test in looks)] for name, m in entries]
+    rows = [[name, *(cell(results, m[0], setting, *look) for look in looks)] for name, m in entries]
     bold = {
         (i, 1 + looks.index((method.view, setting.test)))
         for i, (_, methods) in enumerate(entries)
@@ -183,7 +168,7 @@ def _difference(results: Results, setting: StudySetting, method: StudyMethod, re
         is_first = method.key == reference.key
         figure = own if is_first else results.paired(method, reference, setting, test)
         if figure is None:
-            row.append("-" if own is not None else cell(results, Place(method, setting, method.view, test)))
+            row.append("-" if own is not None else cell(results, method, setting, method.view, test))
         else:
             row.append(with_error(figure, ".2f" if is_first else "+.2f"))
             seeds = seeds or str(figure.seeds)
@@ -241,17 +226,18 @@ def tradeoff(group: Group, setting: StudySetting) -> Table:
 
 def to_frame(results: Results) -> pandas.DataFrame:
     """Return all accuracies, a row for each setting, method, view and test."""
-    rows = []
-    for setting in results.settings:
-        for method in (one for one in results.methods if results.names(one, setting)):
-            for view in _views_of(results, method, setting):
-                rows += [_line(results, Place(method, setting, view, test)) for test in TESTS]
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(
+        _line(results, method, setting, view, test)
+        for setting in results.settings
+        for method in results.methods
+        if results.names(method, setting)
+        for view in _views_of(results, method, setting)
+        for test in TESTS
+    )
 
 
-def _line(results: Results, place: Place) -> dict[str, object]:
-    method, setting, view, test = place
-    runs, figure = results.finished(method, setting), results.figure(*place)
+def _line(results: Results, method: StudyMethod, setting: StudySetting, view: str, test: str) -> dict[str, object]:
+    runs, figure = results.finished(method, setting), results.figure(method, setting, view, test)
     is_compared = view == method.view and test == setting.test
     return {
         "study": results.study.name,
