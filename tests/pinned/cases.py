@@ -362,25 +362,33 @@ def seconds(folder: Path, method: str) -> Result:
 
 
 def tables(folder: Path, name: str) -> Result:
-    """Make an experiment's tables from the stored records, and return every figure in them."""
+    """Make an experiment's tables from the stored records, in each way they can be asked for; return their figures."""
     import fedmate
 
     tree = Path(fedmate.__file__).parents[2]
-    cells = [place for place in (tree / "results" / "cells", tree / "paper" / "cells") if place.is_dir()]
-    if cells:
-        (folder / "cells").symlink_to(cells[0])
-        command("reproduce", name, "--show", "--out", folder)
-        rows = columns((folder / name / "figures.csv").read_text())
+    if (tree / "results" / "cells").is_dir():
+        (folder / "cells").symlink_to(tree / "results" / "cells")
+        start, tuned = ["reproduce", name], ["--settings", "tuned"]
         wanted = ["column", "row", "method", "paper"]
     elif (tree / "paper" / "records").is_dir():
         (folder / "records").symlink_to(tree / "paper" / "records")
-        command("compare", tree / "paper" / f"{name}.toml", "--show", "--out", folder)
-        rows = columns((folder / "tables" / name / "figures.csv").read_text())
+        start, tuned = ["compare", str(tree / "paper" / f"{name}.toml")], ["--tuned"]
         wanted = ["setting", "method", "algorithm", "published"]
     else:
         return Result(skipped=f"{tree} holds no records")
     wanted += ["view", "test", "mean", "std", "seeds", "difference"]
-    return Result({"rows": sorted(zip(*(map(str, rows[key]) for key in wanted), strict=True))})
+    figures: dict[str, Any] = {}
+    for way, options in {"paper": ["--seeds", "3"], "tuned": tuned, "quick": ["--quick"]}.items():
+        try:
+            command(*start, *options, "--show", "--out", folder)
+        except RefusedError:
+            figures[way] = "refused"
+            continue
+        (file,) = folder.rglob("figures.csv")
+        rows = columns(file.read_text())
+        file.unlink()
+        figures[way] = sorted(zip(*(map(str, rows[key]) for key in wanted), strict=True))
+    return Result(figures)
 
 
 SAMPLED = "sampled clients receive the last aggregated extractor in every round; they trained an older one"
