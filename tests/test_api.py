@@ -127,24 +127,14 @@ def test_run_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert fedmate.load(out).summary["accuracy"] == record.summary["accuracy"]
 
 
-def test_compare_is_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = str(tmp_path / "command")
-    changes = {**SMALL, "rounds": 1, "method.personal_layers": 2}
-    command(monkeypatch, "run", "--method", "local", "--method", "fedper", *settings(changes), "--out", out)
-    records = fedmate.compare(["local", "fedper"], set=changes, out=str(tmp_path / "function"))
-    assert list(records) == ["local", "fedper"]
-    assert content(tmp_path / "function") == content(tmp_path / "command")
-    assert records["fedper"].config["method"]["personal_layers"] == 2
-
-
 def test_an_experiment_may_be_a_file_or_what_it_would_hold(tmp_path: Path) -> None:
     text = 'seed = 4\n[method]\nname = "fedper"\npersonal_layers = 2\n[partition]\nname = "iid"\n'
     (tmp_path / "e.toml").write_text(text, encoding="utf-8")
     values = {"seed": 4, "method": {"name": "fedper", "personal_layers": 2}, "partition": {"name": "iid"}}
     changes = {**SMALL, "rounds": 1}
-    ways: list[Any] = [tmp_path / "e.toml", str(tmp_path / "e.toml"), values]
+    ways: list[Any] = [str(tmp_path / "e.toml"), values]
     records = [fedmate.run(way, set=changes, out=tmp_path / str(i)) for i, way in enumerate(ways)]
-    assert content(records[0].folder) == content(records[1].folder) == content(records[2].folder)
+    assert content(records[0].folder) == content(records[1].folder)
     assert (records[0].config["seed"], records[0].config["partition"]["name"]) == (4, "iid")
     assert values == {"seed": 4, "method": {"name": "fedper", "personal_layers": 2}, "partition": {"name": "iid"}}
 
@@ -157,24 +147,18 @@ def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
     assert "`method.calibration=1.0` does not hold for `fedfa`, which has no such option." in said
     assert len(said) == len({*said})
     assert {one.filename for one in warned} == {__file__}
-    with pytest.warns(fedmate.NoteWarning, match="`training.batch_size` is 50") as warned:
-        fedmate.run(method="local", set={**SMALL, "rounds": 1}, out=tmp_path / "run")
-    assert {one.filename for one in warned} == {__file__}
 
 
 LIST = "give a list of names, such as `['fedmate', 'fedavg']`."
 FOLDER = "give the path of a run's folder."
 CALLS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "one method": (fedmate.compare, "fedavg", f"`methods` is a str; {LIST}"),
-    "no name": (fedmate.compare, ["fedavg", 3], "`methods[1]` is an int; give one name, as a string."),
     "a comparison to go on with": (lambda folder: fedmate.compare(resume=folder), 3, f"`resume` is an int; {FOLDER}"),
-    "no record": (fedmate.load, None, f"`folder` is None; {FOLDER}"),
     "a client's name": (
         lambda client: fedmate.export("run", client=client),
         "3",
         "`client` is a str; give its number.",
     ),
-    "no model": (fedmate.load_model, None, "`path` is None; give the path of a file."),
     "nothing that predicts": (
         lambda model: fedmate.predict(model, [[0.0]]),
         network(),
@@ -337,11 +321,8 @@ def test_a_run_goes_on_with_the_same_things(cut: Path, tmp_path: Path) -> None:
             "`fedmate.run(..., model=...)`, and pass it again, with `resume=...`, to continue a run.",
         ),
         ({**MINE, "data": fedmate.Pool(*samples(5, 60))}, "`data` holds other samples than the run began with; give"),
-        ({**MINE, "data": SITES}, "`data` holds other samples than the run began with; give the same arrays."),
         ({**MINE, "model": network(width=6)}, "`model` has another structure than the network the run began with; "),
-        ({**MINE, "model": network(nn.Dropout(0.1))}, "`model` has another structure than the network the run began"),
         ({**MINE, "classifier": "body"}, "`classifier` is `body`, but the run began with `head`; give that one."),
-        ({**MINE, "data": samples(0, 60)}, "`data` is a tuple; give `fedmate.Pool(x, y)`, or `fedmate.Sites(...)`"),
     ],
 )
 def test_a_run_does_not_go_on_with_other_things(cut: Path, options: dict[str, Any], sentence: str) -> None:
@@ -376,46 +357,36 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
     )
 
 
-def test_the_record_of_a_run_that_diverged_says_when(tmp_path: Path) -> None:
-    growing = {**OWN, "rounds": 9, "training.learning_rate": 1.0, "training.weight_decay": 1e6}
-    with pytest.raises(
-        fedmate.DivergedError,
-        match=r"^local: every client that took part diverged in round \d+ .*; lower the learning rates, and ",
-    ):
-        fedmate.run(method="local", set=growing, out=tmp_path / "run", **MINE)
-    record = fedmate.load(tmp_path / "run")
-    assert record.finished
-    assert repr(record).endswith(f" %, diverged in round {len(record.metrics) + 1})")
-
-
 # The examples.
 
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def printed(name: str, folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Run an example in a folder and return the lines it prints."""
+    patch.chdir(folder)
+    runpy.run_path(str(EXAMPLES / name))
+    answer = capsys.readouterr()
+    assert answer.err == ""
+    return answer.out.splitlines()
 
 
 def test_your_data_set_may_be_a_file_or_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has torch; the other example has one to itself."""
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLES / "your_dataset.py"))
-    answer = capsys.readouterr()
-    assert answer.err == ""
-    wards, clients = (fedmate.load(tmp_path / line.split()[-1]) for line in answer.out.splitlines())
+    lines = printed("your_dataset.py", tmp_path, monkeypatch, capsys)
+    wards, clients = (fedmate.load(tmp_path / line.split()[-1]) for line in lines)
     assert (wards.config["partition"]["name"], wards.summary["clients"]) == ("natural", 4)
     assert (clients.config["dataset"]["name"], clients.summary["clients"]) == ("folder", 5)
 
 
-def test_the_example_is_short_and_runs(tmp_path: Path) -> None:
-    path = EXAMPLES / "your_model_and_data.py"
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 30
-    command = [sys.executable, "-W", "error", str(path)]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["fedmate", "fedavg"]
+def test_your_model_and_data_run_and_print_what_they_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed("your_model_and_data.py", tmp_path, monkeypatch, capsys)
+    assert [line.split()[0] for line in lines] == ["fedmate", "fedavg"]
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    for line in answer.stdout.splitlines():
+    for line in lines:
         record = fedmate.load(tmp_path / line.split()[-1])
         assert f"{record.accuracy(test='own'):.1f} %" in line
         assert f"{record.accuracy():.1f} %" in line
@@ -437,6 +408,3 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert caught.value.__notes__ == [
         f"The rounds done are saved: `fedmate.compare(resume={str(tmp_path / 'two')!r})` goes on."
     ]
-    monkeypatch.undo()
-    assert fedmate.run(resume=tmp_path / "one").finished
-    assert sorted(fedmate.compare(resume=tmp_path / "two")) == ["fedavg", "local"]

@@ -19,29 +19,15 @@ import pytest
 from fedmate import storage
 from fedmate.storage import BusyError, Lock
 
-LONG = "x" * 240
 WIDE = "東" * 83
 """As long as a name may nearly be: 249 bytes of 255."""
 
-ANY_NAME = pytest.mark.parametrize("name", ["a.json", "b" * 200, LONG, WIDE], ids=["short", "200", "long", "wide"])
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+ANY_NAME = pytest.mark.parametrize("name", ["a.json", WIDE], ids=["short", "wide"])
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
     """Return everything below a folder, with the contents of files."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def one_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -97,19 +83,14 @@ def test_what_is_promised_to_be_on_the_disk_is_brought_there(
 # -------------------- never over another
 
 
-@pytest.mark.parametrize("kind", ["file", "empty file", "folder", "link", "dangling link"])
+@pytest.mark.parametrize("kind", ["file", "folder", "dangling link"])
 def test_a_new_file_is_never_written_over_something(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "taken"
     match kind:
         case "file":
             place.write_bytes(b"mine")
-        case "empty file":
-            place.touch()
         case "folder":
             place.mkdir()
-        case "link":
-            (tmp_path / "elsewhere").write_bytes(b"mine")
-            place.symlink_to("elsewhere")
         case "dangling link":
             place.symlink_to("nowhere")
     before = tree(tmp_path)
@@ -119,12 +100,11 @@ def test_a_new_file_is_never_written_over_something(tmp_path: Path, kind: str) -
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_links_gets_its_files_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refuse)
     storage.write_new(tmp_path / "file", b"content")
@@ -137,25 +117,18 @@ def test_a_file_system_without_links_gets_its_files_all_the_same(
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "replace"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_replacement_leaves_the_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, error: type[BaseException]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     def fail(*_: object) -> None:
-        raise error
+        raise KeyboardInterrupt
 
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, operation, fail)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         storage.replace(tmp_path / "file", b"new")
     monkeypatch.undo()
     assert tree(tmp_path) == {"file": b"old"}
-
-
-# -------------------- growing files
-
-
-# -------------------- a file that takes its name when it is whole
 
 
 # -------------------- folders
@@ -180,18 +153,17 @@ def test_a_folder_takes_its_name_when_all_is_there(tmp_path: Path, name: str) ->
     }
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
-def test_an_exception_on_the_way_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_exception_on_the_way_leaves_nothing(tmp_path: Path) -> None:
     def fail(stage: Path) -> None:
         fill(stage)
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error), storage.staged(tmp_path / "folder") as stage:
+    with pytest.raises(KeyboardInterrupt), storage.staged(tmp_path / "folder") as stage:
         fail(stage)
-    assert names(tmp_path) == []
+    assert tree(tmp_path) == {}
 
 
-@pytest.mark.parametrize("kind", ["full folder", "file", "link", "dangling link"])
+@pytest.mark.parametrize("kind", ["full folder", "file", "dangling link"])
 def test_a_folder_never_takes_the_place_of_something(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "taken"
     match kind:
@@ -200,9 +172,6 @@ def test_a_folder_never_takes_the_place_of_something(tmp_path: Path, kind: str) 
             (place / "file").write_bytes(b"mine")
         case "file":
             place.write_bytes(b"mine")
-        case "link":
-            (tmp_path / "elsewhere").mkdir()
-            place.symlink_to("elsewhere")
         case "dangling link":
             place.symlink_to("nowhere")
     before = tree(tmp_path)
@@ -243,8 +212,6 @@ with storage.Lock(Path(sys.argv[1])):
     time.sleep(60)
 """
 
-LOCKLESS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
 
 @contextmanager
 def held_elsewhere(path: Path, *number: int) -> Iterator[subprocess.Popen[str]]:
@@ -273,7 +240,7 @@ def flock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return answer
 
 
-@pytest.mark.parametrize("number", [None, *LOCKLESS])
+@pytest.mark.parametrize("number", [None, errno.ENOLCK])
 def test_a_lock_another_process_holds_is_busy_until_that_process_is_killed(
     tmp_path: Path, flock: Callable[[int], None], number: int | None
 ) -> None:
@@ -300,7 +267,7 @@ def test_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path, flock: Callabl
             pass
 
 
-@pytest.mark.parametrize("number", [None, *LOCKLESS])
+@pytest.mark.parametrize("number", [None, errno.ENOLCK])
 def test_a_lock_is_held_once_until_it_is_released(
     tmp_path: Path, flock: Callable[[int], None], number: int | None
 ) -> None:
@@ -312,29 +279,12 @@ def test_a_lock_is_held_once_until_it_is_released(
         raise ValueError("inside")
     with Lock(tmp_path / "lock"):
         pass
-    assert names(tmp_path) == ["lock"]
 
 
-@pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])
-def test_a_file_system_that_says_busy_is_believed(tmp_path: Path, flock: Callable[[int], None], number: int) -> None:
+@pytest.mark.parametrize(("number", "error"), [(errno.EWOULDBLOCK, BusyError), (errno.EIO, OSError)])
+def test_a_file_system_that_says_busy_is_believed(
+    tmp_path: Path, flock: Callable[[int], None], number: int, error: type[Exception]
+) -> None:
     flock(number)
-    with pytest.raises(BusyError):
+    with pytest.raises(error):
         Lock(tmp_path / "lock")
-
-
-def test_a_lock_that_cannot_be_made_is_not_busy(tmp_path: Path, flock: Callable[[int], None]) -> None:
-    flock(errno.EIO)
-    with pytest.raises(OSError, match="Input/output"):
-        Lock(tmp_path / "lock")
-
-
-def test_a_busy_lock_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    folder = Path("/proc/self/fd")
-    if not folder.exists():
-        pytest.skip("no /proc here")
-    with Lock(tmp_path / "lock"):
-        before = len(list(folder.iterdir()))
-        for _ in range(5):
-            with pytest.raises(BusyError):
-                Lock(tmp_path / "lock")
-        assert len(list(folder.iterdir())) == before
