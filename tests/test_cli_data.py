@@ -122,14 +122,6 @@ def test_options_of_the_data_set_count(fedmate_: Fedmate) -> None:
         assert f"training   {count} samples" in fedmate_("data", "tiny", *arguments).out
 
 
-def test_digits_and_own_arrays_need_nothing(fedmate_: Fedmate, tmp_path: Path) -> None:
-    lines = fedmate_("data", "digits").out.splitlines()
-    assert lines[1:3] == ["  training   1,797 samples", "  test       the samples that no client holds"]
-    np.savez(tmp_path / "own.npz", train_x=np.zeros((24, 3)), train_y=np.arange(24) % 12)
-    lines = fedmate_("data", "npz", "--set", "dataset.path=own.npz").out.splitlines()
-    assert "  classes    12: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..." in lines
-
-
 def test_animal10_is_explained_step_by_step(fedmate_: Fedmate, tmp_path: Path) -> None:
     answer = fedmate_("data", "animal10")
     assert answer.status == 2

@@ -14,7 +14,7 @@ from tests.test_cli import Fedmate, snapshot
 
 from fedmate.core import option
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.experiment.config import ConfigSource, parse_set
+from fedmate.experiment.config import parse_set
 from fedmate.experiment.partitioning import split_samples
 from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.user_inputs import NO_INPUTS
@@ -96,22 +96,11 @@ def test_names_and_notes_are_printed_as_they_are(fedmate_: Fedmate) -> None:
     assert rows(answer.out)[-4][-1] == "24"
 
 
-def test_a_file_and_settings_say_what_is_split(fedmate_: Fedmate, tmp_path: Path) -> None:
-    text = 'seed = 5\n[dataset]\nname = "toys"\n[partition]\nname = "dirichlet"\nclients = 6\nalpha = 0.25\n'
-    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    answer = fedmate_("partition", "mine.toml", "--set", "partition.alpha=2", "--set", "seed=6")
-    base = ConfigSource("file", {"dataset": {"name": "toys"}, "partition": {"name": "dirichlet", "clients": 6}})
-    (experiment,) = compose(Request(base, settings=parse_set(["partition.alpha=2", "seed=6"])))
-    assert f"Partition: sha256 {split_samples(experiment, NO_INPUTS).sha256}" in answer.out
-    assert "toys, dirichlet (alpha = 2), seed 6" in answer.out
-
-
 @pytest.mark.parametrize(
     ("settings", "title"),
     [
         (["partition.name=iid"], "iid"),
         (["partition.share=37.5"], "share (share = 37.5)"),
-        (["partition.groups=random"], "share (share = 10, groups = random)"),
         (["partition.groups=random", "partition.dominant=2"], "share (share = 10, groups = random, dominant = 2)"),
         (["partition.name=pathological"], "pathological (classes_per_client = 3)"),
     ],
@@ -184,13 +173,8 @@ def test_pictures_that_are_refused_are_refused_before_anything_is_read(
     ("arguments", "found"),
     [
         (["none.toml"], "`none.toml` does not exist; give the path of an experiment's TOML file."),
-        (["--dataset", "digit"], "`dataset.name`: `digit` is not among the datasets; did you mean `digits`?"),
-        (["--set", "partition.name=natural"], "`partition.name` is `natural`, but the data set has no natural"),
-        (["--set", "partition.share=101"], "`partition.share` is 101.0; set it to a finite number at least 0"),
-        (["--set", "partition.groups=some"], "`partition.groups` in --set is the string 'some'; known are"),
         (["--set", "partition.examples=450"], "use fewer `partition.examples` or `partition.clients`"),
         (["--set", "partition.redundant_clients=0.01"], "which of 20 clients is none; set it to at least 0.025"),
-        (["--set", "partition.name=given"], "`partition.name` is `given`"),
     ],
 )
 def test_mistakes_get_one_sentence(fedmate_: Fedmate, arguments: list[str], found: str) -> None:

@@ -72,33 +72,6 @@ def test_an_official_split_is_kept_and_what_lies_beside_it_left(parted: Path) ->
         assert content.test.y.tolist() == [0, 1]
 
 
-def test_other_and_hidden_files_are_passed_over(pool: Path) -> None:
-    expected = read(Folder(path=str(pool)))
-    for name in (
-        "notes.txt",
-        "cat/Thumbs.db",
-        "cat/list.csv",
-        "cat/.DS_Store",
-        "cat/._00.png",
-        "cat/.old/x.png",
-        ".x/y.png",
-    ):
-        (pool / name).parent.mkdir(exist_ok=True)
-        (pool / name).write_bytes(b"no image")
-    (pool / "cat" / "link.png").symlink_to(pool / "gone.png")
-    found = read(Folder(path=str(pool)))
-    np.testing.assert_array_equal(found.train.x, expected.train.x)
-
-
-def test_grey_and_size(pool: Path) -> None:
-    put(pool / "cat" / "large.png", 30, side=9)
-    plain, grey = (read(Folder(path=str(pool), size=2, grey=grey)).train.x for grey in (False, True))
-    assert plain.shape == (21, 3, 2, 2)
-    assert grey.shape == (21, 1, 2, 2)
-    luma = np.rint(plain.astype(float).transpose(0, 2, 3, 1) @ [0.299, 0.587, 0.114])
-    np.testing.assert_allclose(grey[:, 0], luma, atol=1)
-
-
 def test_a_folder_is_read_once_and_then_from_the_cache(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(pool.parent / "caches"))
     first, second = (Folder(path=str(pool)).load(pool.parent) for _ in range(2))

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.data.official import Small, idx, pack, pixels, png, put
+from tests.data.official import Small, idx, pack, pixels, put
 
 from fedmate.core import Augmentation
 from fedmate.data import DATASETS, Arrays
 from fedmate.data.mnist import Emnist
-from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.data.published import PublishedDataset
 from fedmate.errors import UserError
 
@@ -168,9 +167,6 @@ def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
     assert arrays.test is None
     mean, std = arrays.normalisation
     np.testing.assert_allclose([arrays.train.x.mean(), arrays.train.x.std()], [mean[0], std[0]], rtol=1e-3)
-    for name in ("share", "pathological", "iid", "dirichlet"):
-        data = PartitionInput(arrays.train.y, 10, np.random.default_rng(0))
-        assert len(PARTITIONS[name](clients=20, examples=40).split(data)) == 20
 
 
 # -------------------- files that are wrong
@@ -281,21 +277,6 @@ def test_prepared_files_that_do_not_fit_are_refused(case: str, tmp_path: Path) -
     np.testing.assert_array_equal(arrays.train.x, arrays.test.x)
     np.savez(tmp_path / "cifar10.npz", **(given | UNFIT[case][0]))  # type: ignore[arg-type]
     assert UNFIT[case][1] in refused(SMALL["cifar10"], tmp_path)
-
-
-@pytest.mark.parametrize("key", ["cinic10", "animal10"])
-def test_a_bad_image_is_named_or_left_out(key: str, tmp_path: Path) -> None:
-    small = SMALL[key]
-    FORMS[small.name][0](tmp_path, small)
-    path = next(path for path in sorted(tmp_path.rglob("*.*g")) if "valid" not in path.parts)
-    # An image of another size is bad only where sizes are fixed.
-    path.write_bytes(png(pixels(1, 30, 32, 3)[0]) if key == "cinic10" else b"no image")
-    assert refused(small, tmp_path).startswith(f"`{path}` cannot be read as an image (")
-    arrays = load(small, tmp_path, skip_bad=True)
-    assert arrays.test is not None
-    total = len(small.train[1]) + len(small.test[1])
-    assert len(arrays.train.y) + len(arrays.test.y) == total - 1
-    assert arrays.notes[0] == f"Left out as unreadable: 1 of {total} images (`{path}`)."
 
 
 def test_no_file_is_unpacked(tmp_path: Path) -> None:

@@ -105,22 +105,6 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-def test_the_chosen_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    monkeypatch.setenv(VARIABLE, str(other))
-    assert data_folder(one) == one
-    assert data_folder() == other
-
-
-@pytest.mark.parametrize("value", [None, ""])
-def test_without_a_choice_it_is_the_users_own(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if value is not None:
-        monkeypatch.setenv(VARIABLE, value)
-    assert data_folder() == user_folder()
-
-
 def test_a_folder_that_was_named_has_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"`--data-dir` is `.*/no`, which does not exist; make it"):
         data_folder(tmp_path / "no")

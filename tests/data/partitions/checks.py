@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmate.data.partitions import PARTITIONS, Partition, PartitionInput
+from fedmate.data.partitions import Partition, PartitionInput
 from fedmate.errors import UserError
 
 Labels = NDArray[np.int64]
 
 CLASSES = 10
-SPLITTING = tuple(name for name in PARTITIONS.names() if name != "given")
-"""The partitions that split samples; `given` takes clients as they are."""
-
-OVERLAPPING = ("pathological",)
-"""Those in which two clients may hold the same sample."""
 
 
 def balanced(samples: int, classes: int = CLASSES) -> Labels:
@@ -42,17 +37,13 @@ def class_counts(client_rows: list[Labels], labels: Labels, classes: int = CLASS
     return np.stack([np.bincount(labels[rows], minlength=classes) for rows in client_rows])
 
 
-def attempt(partition: Partition, data: PartitionInput) -> tuple[list[Labels] | None, str]:
-    """The split, or the sentence with which it refuses."""
-    try:
-        return partition.split(data), ""
-    except UserError as error:
-        return None, str(error)
-
-
 def refusal(partition: Partition, data: PartitionInput) -> str | None:
     """The sentence with which a partition refuses, if it does."""
-    return attempt(partition, data)[1] or None
+    try:
+        partition.split(data)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def check_rows(partition: Partition, client_rows: list[Labels], data: PartitionInput, *, disjoint: bool) -> None:
@@ -72,7 +63,6 @@ def check_rows(partition: Partition, client_rows: list[Labels], data: PartitionI
 
 
 def digest(client_rows: list[Labels]) -> str:
-    """What tells client_rows from others: the SHA-256 of everybody's rows."""
     found = hashlib.sha256()
     for rows in client_rows:
         found.update(f"{len(rows)}\n".encode() + rows.astype("<i8").tobytes())

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 from tests.data.partitions.checks import (
     CIFAR,
     CLASSES,
-    Labels,
     balanced,
     check_rows,
     class_counts,
@@ -21,7 +19,6 @@ from tests.data.partitions.checks import (
 
 from fedmate.data.partitions.share import Share, ring
 
-DIGITS: Labels = load_digits().target.astype(np.int64)
 RING = ring(CLASSES)
 
 EMNIST = tuple(tuple(range(*ends)) for ends in ((0, 10), (10, 36), (36, 62)))
@@ -62,24 +59,6 @@ def test_62_classes_by_hand() -> None:
 
 
 # -------------------- remainders and groups
-
-
-def test_remainders_on_digits() -> None:
-    """40 samples, 4 of them uniform: each client's go on where those of the one before stopped."""
-    partition = Share(clients=20, examples=40, share=10)
-    client_rows = split(partition, DIGITS)
-    check_rows(partition, client_rows, input_of(DIGITS), disjoint=True)
-    counts = class_counts(client_rows, DIGITS)
-    expected = np.zeros((20, CLASSES), dtype=np.int64)
-    for i in range(20):
-        for j in range(4):
-            expected[i, (4 * i + j) % 10] += 1
-        group = [(2 * (i % 5) + j) % 10 for j in range(3)]
-        expected[i, group] += 12
-    np.testing.assert_array_equal(counts, expected)
-    # By hand: client 0 has the classes 0 to 3 once each and its group {0, 1, 2} twelve times each.
-    assert counts[0].tolist() == [13, 13, 13, 1, 0, 0, 0, 0, 0, 0]
-    assert counts[7].tolist() == [1, 1, 0, 0, 12, 12, 12, 0, 1, 1]
 
 
 def test_percent_is_exact() -> None:
