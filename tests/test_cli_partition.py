@@ -174,7 +174,7 @@ def test_pictures_that_are_refused_are_refused_before_anything_is_read(
     [
         (["none.toml"], "`none.toml` does not exist; give the path of an experiment's TOML file."),
         (["--set", "partition.examples=450"], "use fewer `partition.examples` or `partition.clients`"),
-        (["--set", "partition.redundant_clients=0.01"], "which of 20 clients is none; set it to at least 0.025"),
+        (["--set", "partition.redundant_clients=0.01"], "which of 20 clients is none; raise it"),
     ],
 )
 def test_mistakes_get_one_sentence(fedmate_: Fedmate, arguments: list[str], found: str) -> None:

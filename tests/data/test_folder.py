@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedmate.data.dataset import Arrays, Normalisation, Samples
-from fedmate.data.folder import Folder
+from fedmate.data.images import Folder
 from fedmate.errors import UserError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,9 +35,8 @@ def data(
     from fedmate.experiment.config import ConfigSource, resolve
 
     folder, console = sources.data_folder(data_dir), make_console()
-    if name is None:
-        lines = _list(folder)
-    else:
+    lines = _list(folder)
+    if name is not None:
         base = ConfigSource("the command", {"dataset": {"name": name}})
         section = resolve([base, read_settings(set_, skip_bad)]).dataset
         dataset: Dataset = DATASETS[section.name](**section.options)
@@ -97,26 +95,22 @@ def _list(folder: Path) -> Iterator[str]:
     yield f"data sets in {folder}:"
     for name in DATASETS.names():
         try:
-            cls = DATASETS[name]
+            dataset = DATASETS[name]()
         except UserError as error:
             yield f"  {name:<14} {error}"
-        else:
-            yield f"  {name:<14} {_title(cls)}"
-            yield f"      {_availability(name, cls(), folder)}"
-
-
-def _availability(name: str, dataset: Dataset, folder: Path) -> str:
-    from fedmate.core.options import options_of
-
-    with suppress(UserError, OSError):
-        found = dataset.find(folder)
-        return f"here: {found[0]}" if found else "nothing to download"
-    if dataset.downloads:
-        size = filesize.decimal(sum(file.size for file in dataset.downloads))
-        return f"not here: `fedmate data {name}` downloads it ({size})"
-    if "path" in options_of(type(dataset)):
-        return "yours: `--set dataset.path=PATH` names it"
-    return f"not here: `fedmate data {name}` tells how to get it"
+            continue
+        yield f"  {name:<14} {_title(type(dataset))}"
+        try:
+            found = dataset.find(folder)
+            yield f"      here: {found[0]}" if found else "      nothing to download"
+        except (UserError, OSError):
+            if dataset.downloads:
+                size = filesize.decimal(sum(file.size for file in dataset.downloads))
+                yield f"      not here: `fedmate data {name}` downloads it ({size})"
+            elif dataset.instructions:
+                yield f"      not here: `fedmate data {name}` tells how to get it"
+            else:
+                yield "      yours: `--set dataset.path=PATH` names it"
 
 
 def _title(cls: type[Dataset]) -> str:

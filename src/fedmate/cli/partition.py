@@ -43,8 +43,7 @@ def partition(
     if plot is not None:
         check_plot(plot)
         check_new(plot)
-    base = None if experiment is None else load_file(experiment)
-    inputs = UserInputs(folder=data_dir)
+    base, inputs = None if experiment is None else load_file(experiment), UserInputs(folder=data_dir)
     (chosen,) = compose(Request(base, (), dataset, read_settings(set_, skip_bad), inputs))
     split = split_samples(chosen, inputs)
     title = f"{chosen.dataset.name}, {_describe(chosen.partition)}, seed {chosen.general.seed}"
@@ -61,11 +60,9 @@ def partition(
     else:
         console.out("\n".join(map(one_line, _summary(holdings))), highlight=False)
     tested = "Test split" if split.validation is None else "Validation, of training samples that no client holds"
-    console.out(f"{tested}: {len(split.test.y)} samples", highlight=False)
-    console.out(f"Data set:  sha256 {split.data_sha256}", highlight=False)
-    console.out(f"Partition: sha256 {split.sha256}", highlight=False)
-    if plot is not None:
-        console.out(f"Plot: {plot}", highlight=False)
+    lines = [f"{tested}: {len(split.test.y)} samples", f"Data set:  sha256 {split.data_sha256}"]
+    lines += [f"Partition: sha256 {split.sha256}", *([f"Plot: {plot}"] if plot else [])]
+    console.out("\n".join(lines), highlight=False)
 
 
 def _describe(section: Section) -> str:

@@ -13,7 +13,7 @@ DATASETS: Registry[type[Dataset]] = Registry(
         "digits": "fedmate.data.digits:Digits",
         "emnist": "fedmate.data.mnist:Emnist",
         "fashion_mnist": "fedmate.data.mnist:FashionMnist",
-        "folder": "fedmate.data.folder:Folder",
+        "folder": "fedmate.data.images:Folder",
         "given": "fedmate.data.arrays:ArrayDataset",
         "mnist": "fedmate.data.mnist:Mnist",
         "npz": "fedmate.data.npz:Npz",

@@ -171,14 +171,7 @@ def hold_back(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np
 
 
 def check_labels(name: str, labels: NDArray[Any], num_classes: int, first: int = 0) -> NDArray[np.int64]:
-    """Return labels as whole numbers from 0, or raise `UserError`.
-
-    Args:
-        name: how messages call them.
-        labels: one for each sample.
-        num_classes: how many classes there may be.
-        first: the number of the first class.
-    """
+    """Return labels, of which the first class has the number `first`, from 0, or raise `UserError`."""
     if labels.dtype.kind not in "biuf":
         raise UserError(f"`{name}` holds {labels.dtype} values; give one whole number for each sample.")
     last = first + num_classes - 1

@@ -227,10 +227,10 @@ class Emnist(_IdxDataset):
     def read(self, found: Sequence[Path]) -> Arrays:
         """Refuse a prepared file of another split, whose labels would name other characters."""
         arrays = super().read(found)
-        classes = int(arrays.train.y.max()) + 1
-        if classes < len(self.class_names):
+        classes, expected = int(arrays.train.y.max()) + 1, len(self.class_names)
+        if classes < expected:
             raise UserError(
-                f"`dataset.split` is `{self.split}` with {len(self.class_names)} classes, but `{found[0]}` has "
-                f"{classes}; set `dataset.split` to that of the file."
+                f"`dataset.split` is `{self.split}` with {expected} classes, but `{found[0]}` has {classes}; set "
+                "`dataset.split` to that of the file."
             )
         return arrays

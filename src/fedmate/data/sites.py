@@ -94,9 +94,8 @@ class AtSites(Dataset):
                     f"`dataset.{name}` has {len(numbers)} numbers, but a sample has {self.shape[0]} channels; give one "
                     "for all, or one for each."
                 )
-            wrong = next((number for number in numbers if not limits.allow(number)), None)
-            if wrong is not None:
-                raise UserError(f"`dataset.{name}` holds {wrong:g}; each must be {limits.describe()}.")
+            if not all(map(limits.allow, numbers)):
+                raise UserError(f"`dataset.{name}` is {list(numbers)}; each must be {limits.describe()}.")
         if any(self.augmentation) and len(self.shape) != 3:
             name = "crop" if self.crop else "flip"
             raise UserError(f"`dataset.{name}` is for images, but `dataset.shape` is {list(self.shape)}; leave it out.")

@@ -101,11 +101,9 @@ def check(file: RemoteFile, path: Path) -> None:
 
 
 def read_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of files in a folder or an archive, one at a time, or raise `UserError`.
+    """Yield name and content of the wanted files in a folder or an archive, one at a time, or raise `UserError`.
 
-    Args:
-        path: of the folder or archive.
-        wanted: whether a file is to be read, by its name relative to the top, with slashes.
+    Names are relative to the top, with slashes.
     """
     if path.is_dir():
         yield from ((name, read_file(file)) for name, file in files_in(path) if wanted(name))

@@ -64,14 +64,7 @@ class Partition(ABC):
     def split(self, data: PartitionInput) -> list[Indices]:
         """Return the samples of each client, in ascending order, at least one each."""
         self.check(data)
-        client_rows = [np.sort(rows) for rows in self.assign(data)]
-        empty = next((i for i, rows in enumerate(client_rows) if not len(rows)), None)
-        if empty is not None:
-            raise UserError(
-                f"`partition.clients` makes {len(client_rows)} clients, but client {empty} gets no sample; use "
-                "fewer, or another partition."
-            )
-        return client_rows
+        return [np.sort(rows) for rows in self.assign(data)]
 
     def check(self, data: PartitionInput) -> None:
         """Raise `UserError` if there cannot be that many clients."""
@@ -83,7 +76,7 @@ class Partition(ABC):
 
     @abstractmethod
     def assign(self, data: PartitionInput) -> list[Indices]:
-        """Return the samples of each client, in any order."""
+        """Return the samples of each client, at least one, in any order."""
 
     def cap(self, size: int) -> int:
         """Return `size`, or `examples` if that is less."""
@@ -108,17 +101,16 @@ def repeat_samples(
     Args:
         client_rows: the samples of each client, in ascending order.
         client_share: the share of clients that get copies, rounded to the nearest number.
-        sample_share: the share of such a client's samples that are replaced by copies, rounded down.
+        sample_share: the share of such a client's samples that copies replace, rounded down.
         rng: the source of randomness.
     """
     # The small addition undoes rounding: 0.29 * 50 is 14.499999999999998.
     total = len(client_rows)
     count = math.floor(client_share * total + 0.5 + 1e-9)
     if client_share and not count:
-        scale = 10.0 ** (len(str(total)) + 1)
         raise UserError(
-            f"`partition.redundant_clients` is {client_share}, which of {total} clients is none; set it to at least "
-            f"{math.ceil(scale / (2 * total)) / scale}, or to 0."
+            f"`partition.redundant_clients` is {client_share}, which of {total} clients is none; raise it, or set it "
+            "to 0."
         )
     result = list(client_rows)
     # In the order of clients, as each draws in turn.

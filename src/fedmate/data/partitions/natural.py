@@ -43,10 +43,9 @@ class Natural(Partition):
                 "set it to at most that."
             )
         if self.clients is not None and self.clients > found:
-            enough = "" if self.minimum == 1 else f" with {self.minimum} samples or more"
             raise UserError(
-                f"`partition.clients` is {self.clients}, but the data set has {found} clients{enough}; use at most "
-                "that many."
+                f"`partition.clients` is {self.clients}, but {found} clients have at least `partition.minimum` samples, "
+                f"{self.minimum}; use at most that many."
             )
 
 

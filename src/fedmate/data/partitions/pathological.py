@@ -41,10 +41,8 @@ class Pathological(Partition):
         return [self._draw(by_class, size, i, data.rng) for i in range(self.clients)]
 
     def _draw(self, by_class: list[Indices], size: int, client: int, rng: np.random.Generator) -> Indices:
-        held = self.classes_per_client
-        classes = np.sort(rng.choice(len(by_class), held, replace=False))
-        rows = []
-        for j, k in enumerate(classes):
+        held, rows = self.classes_per_client, []
+        for j, k in enumerate(np.sort(rng.choice(len(by_class), held, replace=False))):
             # A remainder is given round, beginning at the client's number.
             wanted = size // held + ((j - client) % held < size % held)
             rows.append(rng.choice(by_class[k], min(wanted, len(by_class[k])), replace=False))
