@@ -44,8 +44,8 @@ class Natural(Partition):
             )
         if self.clients is not None and self.clients > found:
             raise UserError(
-                f"`partition.clients` is {self.clients}, but {found} clients have at least `partition.minimum` samples, "
-                f"{self.minimum}; use at most that many."
+                f"`partition.clients` is {self.clients}, but {found} clients have at least `partition.minimum` "
+                f"samples, {self.minimum}; use at most that many."
             )
 
 
