@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedmate.backends import BACKENDS, Backend, in_process
 from fedmate.backends.base import Round, RoundResult
-from fedmate.backends.client import Trained, train_client
+from fedmate.backends.client import ClientResult, train_client
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     Augmentation,
@@ -108,7 +108,7 @@ class Step(NamedTuple):
 
     server: Tree
     clients: list[Tree]
-    trained: list[Trained]
+    trained: list[ClientResult]
 
     def uploads(self) -> Tree:
         """Return what everybody sent, stacked."""
@@ -154,7 +154,7 @@ class Lab:
         """Return what reaches client `i` in round `t`."""
         return select(self.method.download(server, torch.tensor(i)), self.method.wire(t).down)
 
-    def train(self, server: Tree, client: Tree, t: int, i: int, data: ClientData | None = None) -> Trained:
+    def train(self, server: Tree, client: Tree, t: int, i: int, data: ClientData | None = None) -> ClientResult:
         """Run client `i`'s part of round `t`, on other data if some are given."""
         data = self.federation.clients[i] if data is None else data
         download, test = self.received(server, t, i), self.federation.test

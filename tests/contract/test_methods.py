@@ -192,7 +192,7 @@ def test_many_clients_at_once_are_many_single_ones(any_lab: Lab) -> None:
         whole = method.download(server, client_id)
         download = {part: value for part, value in whole.items() if part in method.wire(t).down}
         trained = train_client(method, t, client, download, own, key, test)
-        seen = view_client(method, trained.client, download, own, key, test).views
+        _, seen = view_client(method, trained.client, download, own, key, test)
         return {"trained": trained._asdict(), "seen": seen, "views": views(method, client, download, own, key)}
 
     few, ids, per_client = any_lab.federation.clients[:3], torch.arange(3), (0, 0, PER_CLIENT, 0)

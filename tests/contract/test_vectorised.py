@@ -79,8 +79,8 @@ def trace(lab: Lab) -> None:
         backend.train(lab.server(), task)
         with Unreadable(allow_non_fake_inputs=True) as mode, torch.no_grad():
             fake, server = as_fake(mode, backend, lab)
-            cohort = fake.train(server, task)
-            server = lab.method.aggregate(server, cohort.uploads, torch.tensor(task.participants), cohort.valid)
+            trained, _ = fake.train(server, task)
+            server = lab.method.aggregate(server, trained.upload, torch.tensor(task.participants), trained.valid)
             fake.view(server, task)
 
 

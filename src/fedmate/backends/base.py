@@ -6,16 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedmate.backends.client import accuracies
+from fedmate.backends.client import ClientResult, accuracies
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import (
     BOOKKEEPING,
-    ClientData,
     Federation,
     Method,
     Tree,
@@ -24,6 +23,7 @@ from fedmate.core import (
     num_bytes,
     remembered_features,
     select,
+    unmapped,
     where,
 )
 
@@ -31,14 +31,12 @@ NOT_FINITE = "not finite"
 """Why a client is left out that answered, and answered in the right form."""
 
 
-class Round(NamedTuple):
-    """What the round loop asks for.
+Crossed: TypeAlias = list[tuple[dict[str, int], dict[str, int]]]
+"""Bytes down and up by item, for each participant."""
 
-    Attributes:
-        number: t, from 0.
-        participants: the ids of the clients that take part, ascending.
-        evaluate: whether to evaluate the views after this round.
-    """
+
+class Round(NamedTuple):
+    """A round to run: its number from 0, the ids of its participants, ascending, and whether views are evaluated."""
 
     number: int
     participants: tuple[int, ...]
@@ -46,103 +44,43 @@ class Round(NamedTuple):
 
 
 class ClientReport(NamedTuple):
-    """What is known about one participant after a round.
-
-    Attributes:
-        client: its id.
-        valid: whether it counted in the aggregation.
-        loss_before, loss_after: mean cross-entropy on its own samples around local training.
-        down, up: bytes that crossed, by item.
-    """
+    """What is known about one participant after a round."""
 
     client: int
     valid: bool
+    """Whether it counted in the aggregation."""
     loss_before: float
     loss_after: float
     down: dict[str, int]
+    """Bytes that crossed, by item."""
     up: dict[str, int]
 
 
 class View(NamedTuple):
-    """The accuracies of one view.
-
-    Attributes:
-        clients: the ids of those evaluated.
-        accuracies: `[clients, 2, classes]`, shares in 0..1, NaN where the test split has no sample of a class: of the
-            model as it is, and adjusted to the client's own distribution, the same unless the method does that.
-    """
+    """The accuracies of one view."""
 
     clients: tuple[int, ...]
+    """The ids of those evaluated."""
     accuracies: Tensor
+    """`[clients, 2, classes]`, shares in 0..1, NaN where the test split has no sample of a class: of the model itself,
+    and of the model adjusted to the client's own distribution, the same unless the method does that."""
 
 
 class RoundResult(NamedTuple):
-    """What a round gives.
-
-    Attributes:
-        server: its next state.
-        reports: one per participant, in the order of their ids.
-        views: by name, empty in a round that is not evaluated; `None` for a view the method does not have.
-        held_out_clients: accuracies `[clients, 2, classes]` `before` and `after` adapting; empty unless evaluated.
-        diagnostics: of the `clients`, a stack in the order of `reports`, and of the `server`.
-        aggregated: false if the aggregate was not finite, so that the server kept its previous state.
-    """
+    """What a round gives."""
 
     server: Tree
+    """Its next state, the previous one unless `aggregated`."""
     reports: list[ClientReport]
+    """One per participant, in the order of their ids."""
     views: dict[str, View | None]
+    """By name, empty in a round that is not evaluated; `None` for a view the method does not have."""
     held_out_clients: dict[str, Tensor]
+    """Accuracies `[clients, 2, classes]` `before` and `after` adapting; empty unless evaluated."""
     diagnostics: Tree
+    """Of the `clients`, a stack in the order of `reports`, and of the `server`."""
     aggregated: bool
-
-
-class Outcome(NamedTuple):
-    """What a round leaves on the device; it becomes a `RoundResult` when it is read.
-
-    Attributes:
-        server: its next state.
-        aggregated: false if the aggregate was not finite, so that the server kept its previous state.
-        valid: `[participants]`, false for those that diverged.
-        losses: `[participants, 2]`, before and after local training.
-        views: accuracies `[clients, 2, classes]` by name, of the participants for `post`; empty unless evaluated.
-        held_out_clients: accuracies `[clients, 2, classes]` `before` and `after` adapting, likewise.
-        diagnostics: of the participants.
-    """
-
-    server: Tree
-    aggregated: Tensor
-    valid: Tensor
-    losses: Tensor
-    views: Tree
-    held_out_clients: Tree
-    diagnostics: Tree
-
-
-class Messages(NamedTuple):
-    """Bytes that crossed by item, for each participant."""
-
-    down: list[dict[str, int]]
-    up: list[dict[str, int]]
-
-
-class Cohort(NamedTuple):
-    """What the participants of a round give, in the order of their ids; tensors are stacks.
-
-    Attributes:
-        uploads: what crossed.
-        valid: `[participants]`, false for those that diverged.
-        losses: `[participants, 2]`, before and after local training.
-        views: `post` accuracies `[participants, 2, classes]`, empty in a round that is not evaluated.
-        diagnostics: what the method wants recorded.
-        messages: how large they were.
-    """
-
-    uploads: Tree
-    valid: Tensor
-    losses: Tensor
-    views: Tree
-    diagnostics: Tree
-    messages: Messages
+    """False if the aggregate was not finite."""
 
 
 class Backend(ABC):
@@ -210,8 +148,8 @@ class Backend(ABC):
         yield
 
     @abstractmethod
-    def train(self, server: Tree, task: Round) -> Cohort:
-        """Send the downloads, train the participants, keep their states and collect what they send."""
+    def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
+        """Train the participants and keep their states; return what they give as stacks, and what crossed."""
 
     @abstractmethod
     def view(self, server: Tree, task: Round) -> Tree:
@@ -222,34 +160,58 @@ class Backend(ABC):
         """Return the accuracies `[clients, 2, classes]` `before` and `after` each held-out client adapts."""
 
     def run_round(self, server: Tree, task: Round) -> RoundResult:
-        """Train the participants, aggregate, and evaluate if asked to."""
-        with torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device):
-            outcome, messages = self.advance(server, task)
-        # Only now, with the round done, are numbers read back from the device.
-        losses, valid = outcome.losses.tolist(), outcome.valid.tolist()
-        reports = [
-            ClientReport(client, valid[row], losses[row][0], losses[row][1], messages.down[row], messages.up[row])
-            for row, client in enumerate(task.participants)
-        ]
-        diagnostics = {"clients": outcome.diagnostics, "server": outcome.server.get("diagnostics", {})}
-        views = _named_views(outcome.views, task, len(self.federation.clients))
-        held_out, aggregated = outcome.held_out_clients, bool(outcome.aggregated)
-        return RoundResult(outcome.server, reports, views, held_out, diagnostics, aggregated)
+        """Train the participants, aggregate, and evaluate if asked to; nothing in it is mapped."""
+        before = self.clients
+        try:
+            with torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device), unmapped():
+                trained, crossed = self.train(server, task)
+                outcome = self.finish(server, task, trained)
+        except BaseException:
+            # A round that breaks off leaves nothing behind.
+            self.restore(dict(enumerate(before)))
+            raise
+        return self.read(task, outcome, crossed)
 
-    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
-        """Do a round's work on the device without reading anything back."""
-        cohort = self.train(server, task)
+    def finish(self, server: Tree, task: Round, trained: ClientResult) -> Tree:
+        """Aggregate and evaluate on the device without reading anything back; return what `read` needs."""
         # The server's products are few, and every client builds on them.
         with arithmetic("strict", self.key.device):
-            proposed = self.method.aggregate(server, cohort.uploads, self.participants(task), cohort.valid)
+            proposed = self.method.aggregate(server, trained.upload, self.participants(task), trained.valid)
         finite = all_finite(proposed)
         server = where(finite, proposed, server)
         views, held_out = Tree(), Tree()
         if task.evaluate:
-            views = {**self.view(server, task), **cohort.views, **self._global_view(server)}
+            views = {**self.view(server, task), **trained.views, **self._global_view(server)}
             held_out = self.adapt(server, task) if self.federation.held_out_clients else {}
-        outcome = Outcome(server, finite, cohort.valid, cohort.losses, views, held_out, cohort.diagnostics)
-        return outcome, cohort.messages
+        return {
+            "server": server,
+            "aggregated": finite,
+            "valid": trained.valid,
+            "loss": trained.loss,
+            "views": views,
+            "held_out_clients": held_out,
+            "diagnostics": trained.diagnostics,
+        }
+
+    def read(self, task: Round, outcome: Tree, crossed: Crossed) -> RoundResult:
+        """Read back from the device what a round has left there."""
+        server, losses, valid = outcome["server"], outcome["loss"].tolist(), outcome["valid"].tolist()
+        reports = [
+            ClientReport(client, counted, before, after, down, up)
+            for client, counted, (before, after), (down, up) in zip(
+                task.participants, valid, losses, crossed, strict=True
+            )
+        ]
+        everyone = tuple(range(len(self.federation.clients)))
+        views: dict[str, View | None] = {
+            name: View(task.participants if name == "post" else everyone, accuracies)
+            for name, accuracies in outcome["views"].items()
+        }
+        if task.evaluate:
+            views.setdefault("global", None)
+        diagnostics = {"clients": outcome["diagnostics"], "server": server.get("diagnostics", {})}
+        held_out, aggregated = outcome["held_out_clients"], bool(outcome["aggregated"])
+        return RoundResult(server, reports, views, held_out, diagnostics, aggregated)
 
     def participants(self, task: Round) -> Tensor:
         """Return the ids of those who take part, on the device."""
@@ -276,25 +238,13 @@ class Backend(ABC):
         # What lies with sites is tested there, in the models that they hold.
         if params is None or private or self.federation.at_sites:
             return {}
-        with remembered_features():
-            found = [accuracies(self.method, params, data, self.federation.test, True) for data in self._distinct()]
-        return {"global": torch.stack(found).expand(len(self.federation.clients), -1, -1)}
-
-    def _distinct(self) -> Sequence[ClientData]:
-        """Return the clients for whom one and the same model may answer differently: one stands for all if none do."""
         clients = self.federation.clients
-        return clients if self.method.own_adjustment(clients[0], is_global=True) is not None else clients[:1]
-
-
-def _named_views(views: Tree, task: Round, num_clients: int) -> dict[str, View | None]:
-    """Say whose accuracies these are; a method without a global model has no such view."""
-    if not task.evaluate:
-        return {}
-    everyone = tuple(range(num_clients))
-    named: dict[str, View | None] = {
-        name: View(task.participants if name == "post" else everyone, accuracies) for name, accuracies in views.items()
-    }
-    return {**named, "global": named.get("global")}
+        # One stands for all where the model answers alike whoever asks.
+        if self.method.own_adjustment(clients[0], is_global=True) is None:
+            clients = clients[:1]
+        with remembered_features():
+            found = [accuracies(self.method, params, data, self.federation.test, True) for data in clients]
+        return {"global": torch.stack(found).expand(len(self.federation.clients), -1, -1)}
 
 
 def initial_held_out_client(method: Method, key: Tensor, number: int) -> Tree:

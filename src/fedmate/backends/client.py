@@ -22,23 +22,19 @@ from fedmate.core import (
 )
 
 
-class Trained(NamedTuple):
-    """What local training leaves behind.
-
-    Attributes:
-        client: the client's next state, its previous one if it is not valid.
-        upload: the parts that cross.
-        valid: false if the client diverged: its loss or its upload is not finite.
-        loss: mean cross-entropy on its own samples before and after local training, `[2]`.
-        views: the `accuracies` of the `post` view; empty in a round that is not evaluated.
-        diagnostics: what the method wants recorded.
-    """
+class ClientResult(NamedTuple):
+    """What a round gives for one client; a back end returns that of all participants as stacks, by their ids."""
 
     client: Tree
+    """Its next state, the previous one if it is not valid."""
     upload: Tree
+    """The parts that cross."""
     valid: Tensor
+    """False if it diverged: its loss or its upload is not finite."""
     loss: Tensor
+    """Mean cross-entropy on its own samples before and after local training, `[2]`."""
     views: Tree
+    """The `accuracies` of the `post` view; empty in a round that is not evaluated."""
     diagnostics: Tree
 
 
@@ -50,7 +46,7 @@ def train_client(
     data: ClientData,
     key: Tensor,
     test: ClientData | None,
-) -> Trained:
+) -> ClientResult:
     """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if `test` is given."""
     model = method.setup.model
     received = method.personal_params(client, download)
@@ -65,7 +61,7 @@ def train_client(
     held = where(valid, result.params, received)
     with remembered_features():
         views = {} if test is None else {"post": accuracies(method, held, data, test, is_global=False)}
-    return Trained(
+    return ClientResult(
         client=where(valid, result.client, client),
         upload=upload,
         valid=valid,
@@ -75,74 +71,53 @@ def train_client(
     )
 
 
-class Adapted(NamedTuple):
-    """The models of a held-out client.
+def adapt_client(
+    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor
+) -> tuple[Tree, Tree, Tensor]:
+    """Let a client that was not in training make a model its own.
 
-    Attributes:
-        before: what it holds right after its first broadcast.
-        after: what it holds after one round of local training and `personalise`; `before` if it diverged.
-        valid: false if it diverged: `after`, or its loss on the held-out client's samples, would not be finite.
+    Returns:
+        The model after its first broadcast; the model after a round of local training and `personalise`; and whether
+        the latter and its loss are finite, or it is the first model again.
     """
-
-    before: Tree
-    after: Tree
-    valid: Tensor
-
-
-def adapt_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Adapted:
-    """Let a client that was not in training make a model its own; `client` is what `init_client` gave it."""
     received = method.personal_params(client, download)
     with remembered_features():
         trained = method.local_update(client, download, data, fold(key, "update")).params
         adapted = method.personalise(trained, data, fold(key, "personalise"))
         loss = mean_loss(method.setup.model, adapted, data, method.adjustment(data))
         valid = all_finite({**adapted, "loss": loss})
-    return Adapted(received, where(valid, adapted, received), valid)
+    return received, where(valid, adapted, received), valid
 
 
-class Seen(NamedTuple):
-    """What a client holds after a broadcast.
-
-    Attributes:
-        personal: its model, the view `pre`.
-        views: the `accuracies` of that and of the method's extra views.
-    """
-
-    personal: Tree
-    views: Tree
-
-
-def view_client(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData) -> Seen:
-    """Evaluate what a client holds after a broadcast."""
+def view_client(
+    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
+) -> tuple[Tree, Tree]:
+    """Return the model that a client holds after a broadcast, and the `accuracies` of that and of its extra views."""
     with remembered_features():
         personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
         pre = accuracies(method, personal, data, test, method.is_global)
         extra = method.extra_views(client, download, data, fold(key, "views"))
         others = {name: accuracies(method, params, data, test, is_global=False) for name, params in extra.items()}
-        return Seen(personal, {"pre": pre, **others})
+        return personal, {"pre": pre, **others}
 
 
 def view_held_out_client(
     method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
 ) -> Tree:
     """Return a held-out client's `accuracies`, `before` and `after` it adapts."""
-    adapted = adapt_client(method, client, download, data, key)
+    before, after, _ = adapt_client(method, client, download, data, key)
     with remembered_features():
-        before = accuracies(method, adapted.before, data, test, method.is_global)
-        return {"before": before, "after": accuracies(method, adapted.after, data, test, is_global=False)}
+        return {
+            "before": accuracies(method, before, data, test, method.is_global),
+            "after": accuracies(method, after, data, test, is_global=False),
+        }
 
 
 def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData, is_global: bool) -> Tensor:
     """Return the accuracies of a model, `[tests, classes]`: as it is, and adjusted to what a client holds.
 
     The first are for a test of which the client's distribution says nothing, the second for one that has it.
-
-    Args:
-        method: the method.
-        params: the model's.
-        data: the client's training samples.
-        test: the test samples.
-        is_global: whether it is the global model, not one that a client has trained for itself.
+    `is_global` tells the global model from one that a client has trained for itself.
     """
     model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data, is_global)
     plain = class_accuracies(model, params, test, classes)

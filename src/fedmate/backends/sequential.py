@@ -7,15 +7,16 @@ operation runs on one thread, and results are put in the order of client ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, final
+from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
-from fedmate.backends.client import Trained, train_client, view_client, view_held_out_client
+from fedmate.backends.base import Backend, Crossed, Round, itemise, welcome
+from fedmate.backends.client import ClientResult, train_client, view_client, view_held_out_client
 from fedmate.backends.precision import Precision
 from fedmate.core import (
     FeatureMemory,
@@ -26,10 +27,8 @@ from fedmate.core import (
     fold,
     remembered_features,
     stack,
-    unmapped,
+    stay_unmapped,
 )
-
-Answer = TypeVar("Answer")
 
 
 def available_cores() -> int:
@@ -62,7 +61,8 @@ class Sequential(Backend):
         wanted = workers or (1 if on_gpu else available_cores())
         self.workers = min(wanted, chunk_size or wanted)
         # One pool for the whole run: a model keeps a copy of its modules for every thread it meets.
-        self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        pool = ThreadPoolExecutor(self.workers, initializer=_prepare_worker)
+        self._map: Callable[..., Iterable[Any]] = map if self.workers == 1 else pool.map
         self._states = tuple(self.initial_clients())
 
     @classmethod
@@ -79,39 +79,22 @@ class Sequential(Backend):
         """Put some clients back into the states they had at another time."""
         self._states = tuple(states.get(i, state) for i, state in enumerate(self._states))
 
-    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
-        """Do a round's work; nothing in it is mapped, the server's part included."""
-        before = self._states
-        try:
-            with unmapped():
-                return super().advance(server, task)
-        except BaseException:
-            # A round that breaks off leaves nothing behind.
-            self._states = before
-            raise
-
-    def train(self, server: Tree, task: Round) -> Cohort:
+    def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Train the participants side by side."""
-        test = self.federation.test if task.evaluate else None
-        downloads = {i: self._download(server, task.number, i) for i in task.participants}
-
-        def train(i: int) -> Trained:
-            data, key = self.federation.clients[i], self._key(task, i)
-            return train_client(self.method, task.number, self._states[i], downloads[i], data, key, test)
-
-        trained = self._map(train, task.participants)
-        self.restore(dict(zip(task.participants, (result.client for result in trained), strict=True)))
-        return Cohort(
-            uploads=stack([result.upload for result in trained]),
-            valid=torch.stack([result.valid for result in trained]),
-            losses=torch.stack([result.loss for result in trained]),
-            views=stack([result.views for result in trained]),
-            diagnostics=stack([result.diagnostics for result in trained]),
-            messages=Messages(
-                down=[itemise(downloads[i]) for i in task.participants],
-                up=[itemise(result.upload) for result in trained],
-            ),
+        ids, clients = task.participants, self.federation.clients
+        downloads = [self._download(server, task.number, i) for i in ids]
+        trained: list[ClientResult] = list(
+            self._map(
+                partial(train_client, self.method, task.number, test=self.federation.test if task.evaluate else None),
+                [self._states[i] for i in ids],
+                downloads,
+                [clients[i] for i in ids],
+                [self._key(task, i) for i in ids],
+            )
         )
+        self.restore(dict(zip(ids, (result.client for result in trained), strict=True)))
+        crossed = [(itemise(down), itemise(result.upload)) for down, result in zip(downloads, trained, strict=True)]
+        return ClientResult(**stack([result._replace(client={})._asdict() for result in trained])), crossed
 
     def view(self, server: Tree, task: Round) -> Tree:
         """Evaluate every client after a download made for that alone, which is not counted."""
@@ -122,9 +105,9 @@ class Sequential(Backend):
             download, data = self._download(server, task.number + 1, i), self.federation.clients[i]
             key, test = self._key(task, i), self.federation.test
             with remembered_features(memory):
-                return view_client(self.method, self._states[i], download, data, key, test).views
+                return view_client(self.method, self._states[i], download, data, key, test)[1]
 
-        return stack(self._map(view, range(len(self._states))))
+        return stack(list(self._map(view, range(len(self._states)))))
 
     def adapt(self, server: Tree, task: Round) -> Tree:
         """Let held-out clients adapt side by side, and evaluate them."""
@@ -134,7 +117,7 @@ class Sequential(Backend):
             data, key = self.federation.held_out_clients[i], fold(self.key, "newcomer round", task.number, i)
             return view_held_out_client(self.method, states[i], download, data, key, self.federation.test)
 
-        return stack(self._map(adapt, range(len(states))))
+        return stack(list(self._map(adapt, range(len(states)))))
 
     def _download(self, server: Tree, round_number: int, client: int) -> Tree:
         return self.download(server, round_number, torch.tensor(client, device=self.key.device))
@@ -142,14 +125,9 @@ class Sequential(Backend):
     def _key(self, task: Round, client: int) -> Tensor:
         return fold(self.key, "round", task.number, client)
 
-    def _map(self, function: Callable[[int], Answer], clients: Sequence[int]) -> list[Answer]:
-        if self.workers == 1 or len(clients) == 1:
-            with unmapped():
-                return [function(i) for i in clients]
 
-        def work(i: int) -> Answer:
-            # A new thread starts with gradients on and with context variables at their defaults.
-            with torch.no_grad(), unmapped():
-                return function(i)
-
-        return list(self._pool.map(work, clients))
+def _prepare_worker() -> None:
+    """Set up a new thread as the main one is during a round."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    stay_unmapped()

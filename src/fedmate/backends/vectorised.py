@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmate.backends.base import Backend, Cohort, Messages, Outcome, Round, itemise, welcome
+from fedmate.backends.base import Backend, Crossed, Round, RoundResult, itemise, one_thread, welcome
 from fedmate.backends.capture import Replays, scalar, tape_for
-from fedmate.backends.client import Trained, train_client, view_client, view_held_out_client
+from fedmate.backends.client import ClientResult, train_client, view_client, view_held_out_client
 from fedmate.backends.networks import accelerate
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.backends.sequential import Sequential
@@ -77,7 +77,7 @@ class Vectorised(Backend):
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)
         self._replays = Replays(tape_for(key.device), self.warnings.append)
-        self._messages: dict[Structure, Messages] = {}
+        self._crossed: dict[Structure, Crossed] = {}
         self._moment: Tree | None = None
 
     @classmethod
@@ -117,7 +117,7 @@ class Vectorised(Backend):
             ids = torch.tensor(list(states), device=self.key.device)
             self._stack = _with_rows(self._stack, ids, stack(list(states.values())))
 
-    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
+    def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Do a round's work as a function of tensors, so that it can be replayed."""
         wire, t = self.method.wire, task.number
         # What the next broadcast holds matters only to those who are evaluated after it.
@@ -126,21 +126,24 @@ class Vectorised(Backend):
         def compute(inputs: Tree) -> Tree:
             self._moment, self._stack = inputs["moment"], inputs["clients"]
             try:
-                outcome, self._messages[structure] = super(Vectorised, self).advance(inputs["server"], task)
+                trained, self._crossed[structure] = self.train(inputs["server"], task)
+                outcome = self.finish(inputs["server"], task, trained)
             finally:
                 self._moment = None
-            return {"outcome": outcome._asdict(), "clients": self._stack}
+            return {"outcome": outcome, "clients": self._stack}
 
         moment = {"participants": self.participants(task), "round": scalar(task.number, self.key)}
         before = self._stack
+        inputs = {"server": server, "clients": before, "moment": moment}
         try:
-            outputs = self._replays.run(structure, compute, {"server": server, "clients": before, "moment": moment})
+            with torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device):
+                outputs = self._replays.run(structure, compute, inputs)
         except BaseException:
             # A round that breaks off leaves nothing behind.
             self._stack = before
             raise
         self._stack = outputs["clients"]
-        return Outcome(**outputs["outcome"]), self._messages[structure]
+        return self.read(task, outputs["outcome"], self._crossed[structure])
 
     def participants(self, task: Round) -> Tensor:
         """Return the ids of those who take part; inside a captured round they are an input like any other."""
@@ -149,32 +152,26 @@ class Vectorised(Backend):
         ids: Tensor = self._moment["participants"]
         return ids
 
-    def train(self, server: Tree, task: Round) -> Cohort:
+    def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Train the participants in one go, or in chunks."""
         test = self.federation.test if task.evaluate else None
         ids = self.participants(task)
 
-        def train(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Trained:
+        def train_one(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> ClientResult:
             download = self.download(server, task.number, client_id)
             return train_client(self.method, task.number, client, download, data, key, test)
 
-        trained = vmap(train, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        trained: ClientResult = vmap(train_one, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(
+            ids, *self._rows(task, ids)
+        )
         # All clients at once is the common case, and needs no copy.
         if len(ids) == len(self.federation.clients):
             self._stack = trained.client
         else:
             self._stack = _with_rows(self._stack, ids, trained.client)
         # Messages have one shape for all clients, so one of them tells the size of each.
-        down = itemise(self.download(server, task.number, ids[0]))
-        up = itemise(unstack(trained.upload, 0))
-        return Cohort(
-            uploads=trained.upload,
-            valid=trained.valid,
-            losses=trained.loss,
-            views=trained.views,
-            diagnostics=trained.diagnostics,
-            messages=Messages([down] * len(ids), [up] * len(ids)),
-        )
+        crossed = itemise(self.download(server, task.number, ids[0])), itemise(unstack(trained.upload, 0))
+        return trained, [crossed] * len(ids)
 
     def view(self, server: Tree, task: Round) -> Tree:
         """Evaluate every client after a download made for that alone, which is not counted."""
@@ -182,7 +179,7 @@ class Vectorised(Backend):
 
         def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Tree:
             download = self.download(server, task.number + 1, client_id)
-            return view_client(self.method, client, download, data, key, self.federation.test).views
+            return view_client(self.method, client, download, data, key, self.federation.test)[1]
 
         views: Tree = vmap(view, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
         return views

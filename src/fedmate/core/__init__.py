@@ -15,7 +15,7 @@ from fedmate.core.data import (
     share_source,
     stack_clients,
 )
-from fedmate.core.execution import FeatureMemory, current_memory, remembered_features, unmapped
+from fedmate.core.execution import FeatureMemory, current_memory, remembered_features, stay_unmapped, unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.local import SGD, Objective, adjusted, cross_entropy, fit, gradient, loop, supervised_loss
@@ -94,6 +94,7 @@ __all__ = [
     "shuffle",
     "stack",
     "stack_clients",
+    "stay_unmapped",
     "supervised_loss",
     "tree_map",
     "unflatten",

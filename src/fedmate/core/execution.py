@@ -28,6 +28,11 @@ def unmapped() -> Iterator[None]:
         _unmapped.reset(token)
 
 
+def stay_unmapped() -> None:
+    """Make the promise of `unmapped` for the rest of this thread."""
+    _unmapped.set(True)
+
+
 def is_unmapped() -> bool:
     """Tell whether the code runs inside `unmapped`."""
     return _unmapped.get()

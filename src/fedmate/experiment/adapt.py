@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedmate.backends.base import View, initial_held_out_client, one_thread, welcome
-from fedmate.backends.client import Adapted, accuracies, adapt_client
+from fedmate.backends.client import accuracies, adapt_client
 from fedmate.core import class_counts, fold, unmapped
 from fedmate.data import Samples, hold_back
 from fedmate.data.arrays import Pool, as_numbers
@@ -86,8 +86,9 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
     with torch.no_grad(), one_thread(), unmapped():
         round_key = fold(key, "newcomer round", restored.round - 1, 0)
         download = welcome(method, restored.server, key.device)
-        adapted = adapt_client(method, initial_held_out_client(method, key, 0), download, train, round_key)
-        models = {"before": (adapted.before, method.is_global), "after": (adapted.after, False)}
+        client_state = initial_held_out_client(method, key, 0)
+        before, after, valid = adapt_client(method, client_state, download, train, round_key)
+        models = {"before": (before, method.is_global), "after": (after, False)}
         # Some methods have no global model, and private statistics belong to none.
         with suppress(UserError):
             models["global"] = (global_params(restored), True)
@@ -97,15 +98,15 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
             figures = evaluate_view(View((0,), found[None]), labels)
             accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
         held, tested = (class_counts(part, method.setup.num_classes).tolist() for part in (train, test))
-        model = describe(run, adapted.after, "newcomer", held)
+        model = describe(run, after, "newcomer", held)
     if to is not None:
         model.save(to)
-    notes = _notes(client, adapted, accuracy)
+    notes = _notes(client, bool(valid), accuracy)
     if method.own_adjustment(train, is_global=True) is not None and sum(map(bool, held)) == 1:
         notes.append("the client holds one class and the model knows it, so `own` is 100 % for any model.")
     rows = [row for row in zip(restored.signature.class_names, held, tested, strict=True) if row[1] or row[2]]
     samples = {"train": {name: count for name, count, _ in rows}, "test": {name: count for name, _, count in rows}}
-    return Adaptation(model, accuracy, samples, not adapted.valid, tuple(notes))
+    return Adaptation(model, accuracy, samples, not valid, tuple(notes))
 
 
 def read_client(data: Pool | Path, signature: Signature, seed: int) -> UnseenClient:
@@ -200,12 +201,12 @@ def _samples(x_name: str, y_name: str, x: NDArray[Any], y: NDArray[Any], signatu
     return Samples(inputs, labels)
 
 
-def _notes(client: UnseenClient, adapted: Adapted, accuracy: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+def _notes(client: UnseenClient, valid: bool, accuracy: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     notes, count = list[str](), len(client.test.y)
     if client.held_back:
         total = count + len(client.train.y)
         notes.append(f"there is no test part: {count} of {total} samples are held back for it.")
-    if not adapted.valid:
+    if not valid:
         notes.append("training diverged (not finite): the client keeps the model it received.")
     own = {view: figures["own"] for view, figures in accuracy.items() if figures["own"] is not None}
     best = max(own, key=lambda view: own[view], default="after")

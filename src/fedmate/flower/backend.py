@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from fedmate import storage
-from fedmate.backends.base import NOT_FINITE, Backend, Cohort, Messages, Outcome, Round, itemise
+from fedmate.backends.base import NOT_FINITE, Backend, Crossed, Round, itemise
+from fedmate.backends.client import ClientResult
 from fedmate.backends.precision import Precision
 from fedmate.backends.validation import NotFiniteError, RefusedError, validate_upload
-from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map, unmapped
+from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map
 from fedmate.core.shapes import trace_update
 from fedmate.errors import StoppedError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
@@ -157,12 +158,7 @@ class Flower(Backend):
             finally:
                 self.transport = None
 
-    def advance(self, server: Tree, task: Round) -> tuple[Outcome, Messages]:
-        """Do a round's work; nothing in it is mapped."""
-        with unmapped():
-            return super().advance(server, task)
-
-    def train(self, server: Tree, task: Round) -> Cohort:
+    def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Ask the participants to train; ask again those that could not, if too few answered."""
         self.reasons.clear()
         downloads = {i: self._download(server, task.number, i) for i in task.participants}
@@ -174,7 +170,7 @@ class Flower(Backend):
             received |= {i: self._receive(server, task, i, replies[i]) for i in left}
             answered = sum(one.answered for one in received.values())
             if answered >= wanted:
-                return self._cohort(task, downloads, [received[i] for i in task.participants])
+                return self._stacked(task, downloads, [received[i] for i in task.participants])
         reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(received.items()) if not one.answered)
         raise TooFewError(
             f"round {task.number + 1} was asked for {1 + RETRIES} times, but {answered} of {len(received)} clients "
@@ -236,16 +232,18 @@ class Flower(Backend):
         post = self._accuracies(reply.metrics.get("post"))
         return _Received(upload, losses, answered=True, valid=valid, post=post, sent=itemise(like))
 
-    def _cohort(self, task: Round, downloads: Mapping[int, Tree], received: Sequence[_Received]) -> Cohort:
-        device = self.key.device
-        return Cohort(
-            uploads=stack([one.upload for one in received]),
-            valid=torch.tensor([one.valid for one in received], device=device),
-            losses=torch.stack([one.losses for one in received]),
+    def _stacked(
+        self, task: Round, downloads: Mapping[int, Tree], received: Sequence[_Received]
+    ) -> tuple[ClientResult, Crossed]:
+        together = ClientResult(
+            client={},
+            upload=stack([one.upload for one in received]),
+            valid=torch.tensor([one.valid for one in received], device=self.key.device),
+            loss=torch.stack([one.losses for one in received]),
             views={"post": torch.stack([one.post for one in received])} if task.evaluate else {},
             diagnostics={},
-            messages=Messages([itemise(downloads[i]) for i in task.participants], [one.sent for one in received]),
         )
+        return together, [(itemise(downloads[i]), one.sent) for i, one in zip(task.participants, received, strict=True)]
 
     def _upload_like(self, server: Tree, round_number: int) -> Tree:
         """Return an upload of this round in shape and type, all zeros."""

@@ -72,10 +72,10 @@ class Client:
         """Evaluate the model that the client would have after the next broadcast; its state stays as it is."""
         state = self.state.begin(request.round + 1, self._initial())
         download = self._download(request, request.round + 1)
-        seen = view_client(self.method, state, download, self.data, self._key(request), self.test)
+        personal, views = view_client(self.method, state, download, self.data, self._key(request), self.test)
         if self.describe is not None:
-            self.state.save_model(self.describe(seen.personal, request.round + 1))
-        return self._logged(request, {}, self._report(seen.views))
+            self.state.save_model(self.describe(personal, request.round + 1))
+        return self._logged(request, {}, self._report(views))
 
     def _logged(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
         """Write the bytes of an answer to the audit log, and return it."""
