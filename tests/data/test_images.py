@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from PIL import Image
 from tests.data.official import png as encoded
 from tests.data.official import put
 
-from fedmate.data.dataset import Arrays, Samples
-from fedmate.data.images import ImageFormat, decode, read_images
+from fedmate.data.dataset import Arrays, Normalisation, Samples
+from fedmate.data.images import Folder, ImageFormat, decode, read_images
 from fedmate.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -172,7 +174,7 @@ def numbers(samples: Samples | None) -> list[int]:
 
 
 def test_images_are_sorted_by_class_and_name_and_others_are_skipped(tmp_path: Path) -> None:
-    names = (
+    names = [
         "test/b/z",
         "train/b/b",
         "train/a/z",
@@ -182,7 +184,7 @@ def test_images_are_sorted_by_class_and_name_and_others_are_skipped(tmp_path: Pa
         "train/c/1",
         "val/a/1",
         "train/b/.2",
-    )
+    ]
     arrays = tree(grow(tmp_path, *(f"{name}.png" for name in names)))
     assert arrays.test is not None
     assert (numbers(arrays.train), arrays.train.y.tolist()) == ([5, 2, 4, 1], [0, 0, 1, 1])
@@ -218,3 +220,57 @@ def test_missing_classes_are_said(tmp_path: Path) -> None:
     for seed in (None, 0):
         with pytest.raises(UserError, match="has 2 images, but none to test on; add more"):
             tree(grow(tmp_path / "y", "train/a/1.png", "train/b/1.png"), PLAIN, seed)
+
+
+# -------------------- the data set `folder`
+
+
+def numbered(root: Path) -> Path:
+    """Write two classes with an official split, and what does not belong to them."""
+    names = ("train/cat/b", "train/cat/a", "train/dog/a", "test/cat/a", "test/dog/a", "val/emu/a", "stray")
+    grow(root, *(f"{name}.png" for name in names))
+    return root
+
+
+def test_an_official_split_is_kept_and_what_lies_beside_it_left(tmp_path: Path) -> None:
+    arrays = Folder(path=str(numbered(tmp_path / "own")), split_seed=1).load(tmp_path)
+    assert arrays.class_names == ("cat", "dog")
+    assert (numbers(arrays.train), arrays.train.y.tolist()) == ([1, 0, 2], [0, 0, 1])
+    assert numbers(arrays.test) == [3, 4]
+    assert arrays.normalisation == Normalisation((127.5,), (127.5,))
+
+
+def test_a_drawn_split_is_a_fifth_of_each_class_and_follows_the_seed(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    grow(own, *(f"{'ab'[i % 3 == 0]}/{i:02}.png" for i in range(60)))
+    drawn = []
+    for seed in (0, 0, 1):
+        arrays = Folder(path=str(own), split_seed=seed).load(tmp_path)
+        assert arrays.test is not None
+        assert sorted(numbers(arrays.train) + numbers(arrays.test)) == list(range(60))
+        assert np.bincount(arrays.test.y).tolist() == [8, 4]
+        drawn.append(numbers(arrays.test))
+    assert drawn[0] == drawn[1] != drawn[2]
+    # The cache notices what changes below the folder, also behind a link.
+    (tmp_path / "way").symlink_to(own, target_is_directory=True)
+    put(own, {"a/99.png": flat(99)})
+    for path in (own, tmp_path / "way"):
+        assert len(Folder(path=str(path)).load(tmp_path).train.y) == 49
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "`dataset.path` is `{root}`, which is no folder; name the folder of your images."),
+    "no class to train": (lambda root: shutil.rmtree(root / "train/cat"), "train` has 1 folders; put images into a"),
+    "a test class too many": (lambda root: (root / "test/emu").mkdir(), "test` has a folder `emu`, but `{root}/train`"),
+    "an empty class": (lambda root: (root / "train/dog/a.png").unlink(), "has no training image of the class `dog`"),
+    "half a split": (lambda root: shutil.rmtree(root / "test"), "images in further folders, such as `cat/a.png`; put"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_folders_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    change, words = WRONG[case]
+    change(numbered(tmp_path / "own"))
+    with pytest.raises(UserError) as caught:
+        Folder(path=str(tmp_path / "own")).load(tmp_path)
+    assert words.replace("{root}", str(tmp_path / "own")) in str(caught.value)
