@@ -27,7 +27,6 @@ class Listener(Watcher):
         self.begun: list[str] = []
         self.done: list[str] = []
         self.failures: dict[str, str] = {}
-        self.warnings: list[str] = []
 
     def started(self, run: str) -> Observer:
         self.begun.append(run)
@@ -38,9 +37,6 @@ class Listener(Watcher):
 
     def failed(self, run: str, reason: str) -> None:
         self.failures[run] = reason
-
-    def warned(self, sentence: str) -> None:
-        self.warnings.append(sentence)
 
 
 class StopAfterOneRound(Observer):
@@ -127,15 +123,6 @@ def test_a_lock_that_cannot_be_taken_stops_its_run_only(tmp_path: Path) -> None:
     run_all(work, listener)
     assert list(listener.failures) == ["s10/fedavg"]
     assert len(listener.done) == 3
-
-
-def test_claimed_runs_are_left_to_others(tmp_path: Path) -> None:
-    work, listener = work_of(study_of(tmp_path), tmp_path), Listener()
-    with work.records.claim(work.runs[0].name):
-        run_all(work, listener)
-        assert [one.key for one in work.of_others()] == ["s10/fedavg"]
-    assert [one.key for one in work.left()] == ["s10/fedavg"]
-    assert not work.of_others()
 
 
 def test_a_run_that_others_gave_up_is_taken(tmp_path: Path) -> None:

@@ -51,19 +51,6 @@ def request_of(method: str, folder: Path, *settings: str) -> Request:
     return Request(None, [method], "mnist", parse_set([*SETTINGS, *settings]), UserInputs(folder=folder))
 
 
-class Quiet(Observer):
-    """Follows a run and does nothing."""
-
-    def started(self, built: object, done: int) -> None:
-        pass
-
-    def round_done(self, done: int, primary: float | None) -> None:
-        pass
-
-    def warned(self, sentence: str) -> None:
-        pass
-
-
 class Listener(Watcher):
     """Remembers the runs that were started; stops the search at one of them."""
 
@@ -75,15 +62,6 @@ class Listener(Watcher):
             raise KeyboardInterrupt
         self.runs.append(run)
         return RunProgress(None)
-
-    def ended(self, run: str, seconds: float) -> None:
-        pass
-
-    def failed(self, run: str, reason: str) -> None:
-        pass
-
-    def warned(self, sentence: str) -> None:
-        pass
 
 
 def searched(search: Search, data: Path, folder: Path) -> tuple[list[Trial], list[str]]:
@@ -161,12 +139,6 @@ def test_proposals_follow_the_scores(data: Path, tmp_path: Path, monkeypatch: py
     tried = [trial.settings["training.learning_rate"] or 0.0 for trial in trials]
     assert np.median(tried[10:]) > 2 * np.median(tried[:10])
     assert tried[:5] == [0.01, 0.0045, 0.022, 0.003, 0.015], "as on record in `tuned.toml`'s searches"
-
-
-@pytest.mark.parametrize("method", ["fedper", "fedrep"])
-def test_an_unknown_view_is_refused(method: str, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^`--view` got `nope`, which the method does not have; use one of pre, post"):
-        searched(Search.of(request_of(method, data), 1, (10.0,), view="nope"), data, tmp_path)
 
 
 def test_another_test_split_changes_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

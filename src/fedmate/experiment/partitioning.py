@@ -264,8 +264,8 @@ def _draw_validation(experiment: Experiment, arrays: Arrays, rest: Rows) -> Rows
     wanted = experiment.general.validation_per_class
     if arrays.test is None:
         raise UserError(
-            f"`evaluate_on` is `validation`, but `{experiment.dataset.name}` has no test split of its own: it "
-            "tests on the samples that no client holds. Use a data set that has one, such as `mnist`."
+            f"`evaluate_on` is `validation`, but `{experiment.dataset.name}` has no test split of its own; "
+            "use a data set that has one, such as `mnist`."
         )
     labels, rng = arrays.train.y[rest], random_of(experiment, b"validation")
     held = np.unique(arrays.train.y)

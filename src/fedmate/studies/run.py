@@ -12,9 +12,7 @@ import multiprocessing
 import signal
 import time
 import tomllib
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
@@ -36,22 +34,19 @@ PAUSE = 1.0
 """Seconds between two looks at runs of other processes."""
 
 
-class Watcher(ABC):
+class Watcher:
     """Follows the runs of a study."""
 
-    @abstractmethod
     def started(self, run: str) -> Observer:
         """Called when a run is taken; returns what follows its rounds."""
+        raise NotImplementedError
 
-    @abstractmethod
     def ended(self, run: str, seconds: float) -> None:
         """Called when it is finished and on record."""
 
-    @abstractmethod
     def failed(self, run: str, reason: str) -> None:
         """Called when it could not be finished."""
 
-    @abstractmethod
     def warned(self, sentence: str) -> None:
         """Called with a sentence the user should read."""
 
@@ -147,14 +142,17 @@ def _train(work: Work, run: StudyRun, observer: Observer) -> None:
 def _run_in_processes(work: Work, watcher: Watcher, jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
     processes, ends = list[multiprocessing.process.BaseProcess](), list[Connection]()
-    for _ in range(min(jobs, len(work.left()))):
+    number = min(jobs, len(work.left()))
+    # Processes ignore Ctrl-C, which a terminal sends to all: this process ends them.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _ in range(number):
         receiver, sender = context.Pipe(duplex=False)
         processes.append(context.Process(target=_work, args=(work, sender)))
         ends.append(receiver)
-        with _without_interrupts():
-            processes[-1].start()
+        processes[-1].start()
         # The process alone holds the other end now: when it ends, so does the connection.
         sender.close()
+    signal.signal(signal.SIGINT, before)
     try:
         _pass_on(ends, watcher)
     except KeyboardInterrupt:
@@ -180,16 +178,6 @@ def _pass_on(ends: list[Connection], watcher: Watcher) -> None:
                 ends.remove(end)
                 continue
             getattr(watcher, event)(*words)
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C, which a terminal sends to all: this process ends them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _work(work: Work, end: Connection) -> None:

@@ -29,14 +29,7 @@ RANGES["fedmate_plus"] = RANGES["fedmate"]
 
 
 class Dimension(NamedTuple):
-    """A setting that is searched.
-
-    Attributes:
-        key: `section.key`.
-        own: the value of the experiment itself.
-        low, high: the range.
-        start: `own` as a number.
-    """
+    """A setting `section.key` that is searched; `start` is the experiment's `own` value as a number."""
 
     key: str
     own: float | None
@@ -78,10 +71,5 @@ def spread(space: Sequence[Dimension], number: int) -> dict[str, float]:
 
 
 def two_digits(value: float) -> float:
-    """Return a number with two digits: more would mean nothing, and would make another run.
-
-    Example:
-        >>> two_digits(0.034567), two_digits(12.34)
-        (0.035, 12.0)
-    """
+    """Return a number with two digits: more would mean nothing, and would make another run."""
     return float(f"{value:.2g}")

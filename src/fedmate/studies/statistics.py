@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
@@ -39,14 +40,11 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 class Group(NamedTuple):
-    """Methods that can be compared in a setting.
+    """Methods that can be compared in a setting; if it is not all, file names have a suffix, and titles say which.
 
     Attributes:
-        results: all their runs.
         fair: their runs with common seeds, because one seed's partition may be easier than another's.
         seeds: these seeds, in words.
-        suffix: of file names, if it is not all methods.
-        which: the same for titles.
     """
 
     results: Results
@@ -64,12 +62,7 @@ class Group(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Results:
-    """A study with the runs that are finished.
-
-    Attributes:
-        runs: those that are wanted, finished or not.
-        found: the finished ones by name.
-    """
+    """A study: the runs that are wanted, and of these the finished ones by name."""
 
     study: Study
     choice: Choice
@@ -80,8 +73,8 @@ class Results:
     def of(cls, study: Study, choice: Choice, records: Records) -> Results:
         """Look for the runs of a study."""
         runs = study.runs(choice)
-        names = dict.fromkeys(run.name for run in runs)
-        return cls(study, choice, runs, {name: one for name in names if (one := records.find(name)) is not None})
+        found = {run.name: one for run in runs if (one := records.find(run.name)) is not None}
+        return cls(study, choice, runs, found)
 
     @property
     def settings(self) -> list[StudySetting]:
@@ -153,13 +146,12 @@ class Results:
 
         Without these methods there may be more seeds, and other methods that diverged with those.
         """
-        seeds: dict[str, set[int]] = {}
-        failed: dict[str, set[int]] = {}
+        seeds, failed = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
         for run in self.runs:
             one = self.found.get(run.name)
             if run.setting.key == setting.key and one is not None:
-                seeds.setdefault(run.method.key, set()).add(run.seed)
-                failed.setdefault(run.method.key, set()).update({run.seed} if one.diverged_in is not None else ())
+                seeds[run.method.key].add(run.seed)
+                failed[run.method.key] |= {run.seed} if one.diverged_in is not None else set()
         keys = [key for key in seeds if failed[key] < seeds[key]]
         while keys:
             common = set.intersection(*(seeds[key] for key in keys))
@@ -172,17 +164,17 @@ class Results:
     def with_all_seeds(self, setting: StudySetting) -> Results:
         """Return the methods of a setting that have every seed and did not diverge with any."""
         runs = [run for run in self.runs if run.setting.key == setting.key]
-        lacking = {
-            run.method.key for run in runs if (one := self.found.get(run.name)) is None or one.diverged_in is not None
-        }
+        lacking = {run.method.key for run in runs if run.name not in self.found or self._diverged(run)}
         return replace(self, runs=[run for run in runs if run.method.key not in lacking])
 
     def on_seeds(self, seeds: Sequence[int]) -> Results:
         """Return the results with some seeds; a method that diverged with one of them keeps no other run."""
         runs = [run for run in self.runs if run.seed in seeds]
-        failed = [run for run in runs if (one := self.found.get(run.name)) and one.diverged_in is not None]
-        keys = {run.key for run in failed}
-        return replace(self, runs=[run for run in runs if run in failed or run.key not in keys])
+        keys = {run.key for run in runs if self._diverged(run)}
+        return replace(self, runs=[run for run in runs if self._diverged(run) or run.key not in keys])
+
+    def _diverged(self, run: StudyRun) -> bool:
+        return run.name in self.found and self.found[run.name].diverged_in is not None
 
     # -------------------- sentences under the tables
 
@@ -228,20 +220,15 @@ class Results:
 
     def _unlike(self) -> list[str]:
         """Name the settings whose runs do not have the same samples, which no comparison survives."""
-        partitions: dict[tuple[str, int], set[str]] = {}
-        data: dict[str, set[str]] = {}
+        digests: dict[str, dict[str, None]] = {}
         for run in self.runs:
             if (one := self.found.get(run.name)) is not None:
-                partitions.setdefault((run.setting.key, run.seed), set()).add(one.summary["partition_sha256"])
-                data.setdefault(run.setting.key, set()).add(one.content.get("data_sha256", ""))
-        return [
-            *(
-                f"{key}, seed {seed}: methods had different samples"
-                for (key, seed), n in partitions.items()
-                if len(n) > 1
-            ),
-            *(f"{key}: runs had different data" for key, digests in data.items() if len(digests - {""}) > 1),
-        ]
+                place = f"{run.setting.key}, seed {run.seed}: methods had different samples"
+                digests.setdefault(place, {})[one.summary["partition_sha256"]] = None
+        for run in self.runs:
+            if digest := self.found[run.name].content.get("data_sha256") if run.name in self.found else None:
+                digests.setdefault(f"{run.setting.key}: runs had different data", {})[digest] = None
+        return [sentence for sentence, found in digests.items() if len(found) > 1]
 
 
 def _listed(names: Iterable[object]) -> str:

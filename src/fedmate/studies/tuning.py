@@ -7,7 +7,6 @@ proposes the same settings: finished runs are found on record, and a search that
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import statistics
 import tomllib
@@ -15,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
+
+import tomli_w
 
 from fedmate import storage
 from fedmate.core.method import Method
@@ -50,13 +51,9 @@ SPREAD = 4
 
 
 class Trial(NamedTuple):
-    """Settings that were tried.
+    """Settings that were tried, by `section.key`; trial 0 has those of the experiment itself.
 
-    Attributes:
-        number: from 0; trial 0 has the settings of the experiment itself.
-        settings: the values by `section.key`.
-        runs: the names of its runs on record.
-        accuracies: of each run, in percent; `None` if it diverged.
+    `runs` are the names of its runs on record, `accuracies` theirs in percent; `None` for one that diverged.
     """
 
     number: int
@@ -74,15 +71,7 @@ class Trial(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Search:
-    """A search.
-
-    Attributes:
-        experiment: the experiment that is tuned.
-        space: the settings that vary.
-        settings: the runs of each trial.
-        trials: the number of trials.
-        view: the models that are scored.
-    """
+    """A search in a space of settings: each trial is run in all of `settings`, and scored in one view."""
 
     experiment: Experiment
     space: tuple[Dimension, ...]
@@ -116,19 +105,17 @@ class Search:
 
     def with_settings(self, settings: Mapping[str, float | None], *further: ConfigSource) -> Experiment:
         """Return the experiment with other settings."""
-        values = [(key, NONE if value is None else value) for key, value in settings.items()]
         own = ConfigSource("the experiment", tomllib.loads(self.experiment.to_toml()))
-        return resolve([own, nest("the trial", values), *further])
+        return resolve([own, _nested(settings), *further])
 
     def runs(self, number: int, settings: Mapping[str, float | None]) -> list[StudyRun]:
         """Return the runs of a trial, each evaluated once, at its end, on validation samples."""
         method = StudyMethod(f"trial {number}", f"trial {number}", self.view, {}, {})
-        once: Values = {"evaluate_on": "validation", "eval_every": self.experiment.general.rounds}
-        found = []
-        for setting in self.settings:
-            further = (ConfigSource(setting.name, setting.values), ConfigSource("tuning", once))
-            found.append(StudyRun(method, setting, 0, self.with_settings(settings, *further)))
-        return found
+        once = {"evaluate_on": "validation", "eval_every": self.experiment.general.rounds}
+        return [
+            StudyRun(method, one, 0, self.with_settings(settings, ConfigSource(one.name, {**one.values, **once})))
+            for one in self.settings
+        ]
 
     def describe(self) -> str:
         """Return in a few sentences what the search does."""
@@ -157,12 +144,17 @@ def _shares(request: Request, experiment: Experiment, asked: Sequence[float]) ->
 def _settings(experiment: Experiment, seeds: int, shares: Sequence[float]) -> tuple[StudySetting, ...]:
     first, found = experiment.general.seed + SEEDS_FROM, []
     for seed in range(first, first + seeds):
-        if not shares:
-            found.append(StudySetting(f"seed {seed}", f"seed {seed}", TEST, {"seed": seed}))
-        for share in dict.fromkeys(shares):
-            name = f"s = {share:g}" if seeds == 1 else f"s = {share:g}, seed {seed}"
-            found.append(StudySetting(name, name, TEST, {"seed": seed, "partition": {"share": share}}))
+        each: Sequence[float | None] = shares or [None]
+        for share in dict.fromkeys(each):
+            words = [] if share is None else [f"s = {share:g}"]
+            words += [f"seed {seed}"] if seeds > 1 or share is None else []
+            values: Values = {"seed": seed} if share is None else {"seed": seed, "partition": {"share": share}}
+            found.append(StudySetting(", ".join(words), ", ".join(words), TEST, values))
     return tuple(found)
+
+
+def _nested(settings: Mapping[str, float | None]) -> ConfigSource:
+    return nest("the trial", [(key, NONE if value is None else value) for key, value in settings.items()])
 
 
 # -------------------- trials
@@ -252,25 +244,23 @@ def save(search: Search, trials: Sequence[Trial], records: Records, folder: Path
 
 def preset_of(search: Search, trials: Sequence[Trial], records: Records) -> str | None:
     """Return the best trial as an entry of `tuned.toml`; `None` for a data set whose name does not say what it is."""
-    best, first, experiment = ranked(trials)[0], trials[0], search.experiment
-    dataset = experiment.dataset.name
+    best, first, dataset = ranked(trials)[0], trials[0], search.experiment.dataset.name
     if dataset == "given" or "path" in options_of(DATASETS[dataset]):
         return None
-    name = experiment.method.name
-    lines = [f"[{'.'.join(one if one.isidentifier() and one.isascii() else _toml(one) for one in (name, dataset))}]"]
-    for section in ("training", "method"):
-        own = {key: value for key, value in best.settings.items() if key.startswith(f"{section}.")}
-        values = ", ".join(f"{key.partition('.')[2]} = {_toml(value)}" for key, value in own.items())
-        lines += [f"{section} = {{ {values} }}"] if own else []
     contents = [one.content for trial in trials for name in trial.runs if (one := records.find(name)) is not None]
-    commit = contents[-1]["environment"].get("commit")
-    lines.append(f"date = {_toml(max(content['date'] for content in contents))}")
-    lines += [] if commit is None else [f"commit = {_toml(commit)}"]
-    lines += [f"command = {_toml(command(search))}", f"trials = {len(trials)}", f"view = {_toml(search.view)}"]
-    lines.append(f"score = {_percent(best.score)}")
-    # Without it the defaults diverged.
-    lines += [] if first.score is None else [f"default_score = {_percent(first.score)}"]
-    return "\n".join(lines) + "\n"
+    entry = {
+        "date": max(content["date"] for content in contents),
+        "commit": contents[-1]["environment"].get("commit"),
+        "command": command(search),
+        "trials": len(trials),
+        "view": search.view,
+        "score": float(_percent(best.score)),
+        # Without it the defaults diverged.
+        "default_score": None if first.score is None else float(_percent(first.score)),
+        **_nested(best.settings).values,
+    }
+    known = {key: value for key, value in entry.items() if value is not None}
+    return tomli_w.dumps({search.experiment.method.name: {dataset: known}})
 
 
 def command(search: Search) -> str:
@@ -294,8 +284,3 @@ def as_text(value: float | None) -> str:
 
 def _percent(figure: float | None) -> str:
     return "diverged" if figure is None else f"{figure:.2f}"
-
-
-def _toml(value: str | float | None) -> str:
-    # JSON's strings and numbers are those of TOML, too.
-    return json.dumps("none" if value is None else value, ensure_ascii=False)
