@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +47,7 @@ def create(folder: Path, config: str = CONFIG) -> Checkpoint:
 def save(checkpoint: Checkpoint, done: int, touched: list[int]) -> None:
     """Save round `done`, after which the clients that took part since the last one have new states."""
     versions = [done if i in touched else version for i, version in enumerate(checkpoint.versions)]
-    clients = {i: client_state(i, versions[i]) for i in touched}
+    clients = {i: (versions[i], client_state(i, versions[i])) for i in touched}
     checkpoint.save(state_after(done), server_state(done), clients)
 
 
@@ -305,6 +307,36 @@ def test_damage_is_found_and_the_file_is_named(folder: Path, case: str) -> None:
     assert reason in sentence
     assert sentence.endswith("; put the folder back from a copy, or start a new run.")
     assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values.update(versions="000"),
+        lambda values: values.update(versions=[0, 1.5]),
+        lambda values: values.update(versions=[3] * CLIENTS),
+        lambda values: values["standing"].update(round="2"),
+        lambda values: values["standing"].update(round=-1),
+        lambda values: values["standing"].update(seconds=float("nan")),
+        lambda values: values["standing"].update(up={"extractor": None}),
+        lambda values: values["standing"].update(down=[1]),
+        lambda values: values["standing"].update(trouble={"left_out": "many"}),
+        lambda values: values["standing"].update(trouble={"other": 1}),
+        lambda values: values["standing"].update(files={"rounds.csv": 100}),
+        lambda values: values["standing"].update(files={"rounds.csv": {"bytes": True, "sha256": "00"}}),
+        lambda values: values["standing"].update(files={"rounds.csv": {"bytes": 1, "sha256": 0}}),
+    ],
+)
+def test_values_of_wrong_types_are_found_under_a_right_digest(
+    folder: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    path = folder / "checkpoint" / "checkpoint.json"
+    values = json.loads(path.read_bytes())["checkpoint"]
+    change(values)
+    right = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"digest": right, "checkpoint": values}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"checkpoint\.json` is damaged or foreign: "):
+        Checkpoint(folder)
 
 
 def test_every_flipped_bit_and_every_truncation_of_a_manifest_is_found(folder: Path) -> None:

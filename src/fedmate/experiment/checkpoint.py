@@ -30,6 +30,12 @@ from fedmate.errors import UserError
 
 FORMAT = 1
 
+FAILURES = {"left_out", "discarded_aggregates", "diverged_in_round"}
+"""What can go wrong in a run, as the summary calls it."""
+
+LARGEST = 2**53
+"""No count is larger: file names stay short."""
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -57,7 +63,7 @@ class Manifest(NamedTuple):
     Attributes:
         experiment: a fingerprint of `config.toml`.
         state: where the run stood.
-        versions: for each client the round since which its state has not changed; 0 if it never took part.
+        versions: for each client the last round that it took part in; 0 if there is none.
     """
 
     experiment: str
@@ -83,9 +89,29 @@ class Manifest(NamedTuple):
                 raise DamagedError("it was written by another version of fedmate")
             standing = dict(values["standing"])
             failures = standing.pop("trouble")
-            return Manifest(values["experiment"], RunState(**standing, failures=failures), values["versions"])
+            found = Manifest(values["experiment"], RunState(**standing, failures=failures), values["versions"])
+            if not found.is_sound():
+                raise DamagedError("it has values of other types than fedmate writes")
+            return found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(f"it is not a file of fedmate's ({type(error).__name__})") from error
+
+    def is_sound(self) -> bool:
+        """Tell whether every value has its type and range; a file may come from somebody else."""
+        state = self.state
+        counts = [state.round, *self.versions, *state.up.values(), *state.down.values()]
+        counts += [count for count in state.failures.values() if count is not None]
+        counts += [written["bytes"] for written in state.files.values()]
+        return (
+            isinstance(self.versions, list)
+            # Not `isinstance`: true is no count.
+            and all(type(count) is int and 0 <= count <= LARGEST for count in counts)
+            and max(self.versions, default=0) <= state.round
+            and isinstance(state.seconds, int | float)
+            and 0 <= state.seconds <= LARGEST
+            and {*state.failures} <= FAILURES
+            and all(isinstance(written["sha256"], str) for written in state.files.values())
+        )
 
 
 def _digest(values: dict[str, Any]) -> str:
@@ -137,12 +163,14 @@ class Checkpoint:
 
     @property
     def versions(self) -> list[int]:
-        """For each client the round since which its state has not changed; 0 if it never took part."""
+        """For each client the last round that it took part in; 0 if there is none."""
         return self._manifest.versions
 
     def initial(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the parameters everybody started from, by path, and what the network reads and answers."""
         tensors, note = self._read("initial.safetensors")
+        if not isinstance(note.get("model"), dict):
+            raise self.damaged("initial.safetensors", "it does not describe a model")
         return tensors, note["model"]
 
     def server(self, initial: Tree) -> Tree:
@@ -159,8 +187,14 @@ class Checkpoint:
         version = self.versions[client]
         return self._state(_client_file(client, version), initial, version) if version else initial
 
-    def save(self, state: RunState, server: Tree, clients: Mapping[int, Tree]) -> None:
-        """Make a new checkpoint; `clients` are the states of those that took part since the last one."""
+    def save(self, state: RunState, server: Tree, clients: Mapping[int, tuple[int, Tree]]) -> None:
+        """Make a new checkpoint.
+
+        Args:
+            state: where the run stands.
+            server: the server's state.
+            clients: of those that took part since the last checkpoint, the last round in which they did and the state.
+        """
         old, done = self._read_manifest(), state.round
         self._manifest = old
         # Asked again, after an interruption: files that count are never written a second time.
@@ -168,11 +202,11 @@ class Checkpoint:
             return
         self._write(_server_file(done), server, done)
         versions = list(old.versions)
-        for client, tree in clients.items():
-            self._write(_client_file(client, done), tree, done)
-            versions[client] = done
-        for folder in (self.folder, self.folder / "clients"):
-            storage.sync_folder(folder)
+        for client, (version, tree) in clients.items():
+            # Not the round of this checkpoint: the record must not depend on when checkpoints were made.
+            self._write(_client_file(client, version), tree, version)
+            versions[client] = version
+        self.flush()
         # Now all that the new checkpoint refers to is on the disk.
         new = Manifest(old.experiment, state, versions)
         storage.replace(self.folder / "checkpoint.json", new.to_json())
@@ -180,6 +214,11 @@ class Checkpoint:
         storage.remove(self.folder / _server_file(old.state.round))
         for client in clients:
             storage.remove(self.folder / _client_file(client, old.versions[client]))
+
+    def flush(self) -> None:
+        """Bring the names of new files, and deletions, to the disk."""
+        for folder in (self.folder, self.folder / "clients"):
+            storage.sync_folder(folder)
 
     def clean(self) -> None:
         """Delete what an interrupted checkpoint left behind."""
@@ -193,8 +232,10 @@ class Checkpoint:
                 storage.remove(path)
         storage.remove(self.folder / "checkpoint.json.new")
 
-    def check_all(self) -> None:
+    def check_all(self, num_clients: int | None = None) -> None:
         """Raise `UserError` unless every file that counts is there; their content is checked when it is read."""
+        if num_clients not in (None, len(self.versions)):
+            raise self.damaged("checkpoint.json", f"it is of {len(self.versions)} clients, not {num_clients}")
         files = [_client_file(client, self.versions[client]) for client in self.clients()]
         if self.state.round:
             files.append(_server_file(self.state.round))
@@ -202,8 +243,8 @@ class Checkpoint:
         if missing is not None:
             raise self.damaged(missing, "it is missing")
 
-    def _write(self, name: str, tree: Tree, done: int) -> None:
-        note = {"experiment": self._manifest.experiment, "file": name, "round": done}
+    def _write(self, name: str, tree: Tree, version: int) -> None:
+        note = {"experiment": self._manifest.experiment, "file": name, "round": version}
         storage.write(self.folder / name, pack(tree, note))
 
     def _state(self, name: str, like: Tree, version: int) -> Tree:

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,13 @@ class _Done:
         state: where the run stands.
         server: the server's state.
         clients: all clients' states.
-        unsaved: the clients that took part since the last checkpoint.
+        unsaved: the clients that took part since the last checkpoint, each with its last round.
     """
 
     state: RunState
     server: Tree
     clients: Sequence[Tree]
-    unsaved: frozenset[int] = frozenset()
+    unsaved: Mapping[int, int] = field(default_factory=dict)
 
 
 class _Rounds:
@@ -117,7 +117,7 @@ class _Rounds:
 
     def __init__(self, built: Built, folder: Path) -> None:
         self.built, self.recorder, self.checkpoint = built, Recorder(folder), Checkpoint(folder)
-        self.checkpoint.check_all()
+        self.checkpoint.check_all(len(built.federation.clients))
         state, initial = self.checkpoint.state, built.backend.clients
         server = self.checkpoint.server(initial_server(built))
         built.backend.restore({i: self.checkpoint.client(i, initial[i]) for i in self.checkpoint.clients()})
@@ -146,9 +146,9 @@ class _Rounds:
             self.recorder.add_metrics({**self.metrics, "bytes": self.cost.totals(), "seconds": seconds})
             self.recorder.add_diagnostics(t + 1, _diagnostics(result))
         state = RunState(t + 1, seconds, **self.cost.totals(), failures=failures, files=self.recorder.files())
-        participants = frozenset[int]() if backend.is_remote else {report.client for report in result.reports}
+        participants = {} if backend.is_remote else dict.fromkeys((report.client for report in result.reports), t + 1)
         # One assignment: an interruption finds the state before this round or the one after it.
-        self.done = _Done(state, result.server, backend.clients, self.done.unsaved | participants)
+        self.done = _Done(state, result.server, backend.clients, {**self.done.unsaved, **participants})
         # A site can go back one round, and no further.
         if backend.is_remote or (t + 1) % general.checkpoint_every == 0 or t + 1 == general.rounds:
             self.save()
@@ -158,13 +158,16 @@ class _Rounds:
         """Make a checkpoint of the rounds done, unless it exists."""
         done = self.done
         self.recorder.flush()
-        self.checkpoint.save(done.state, done.server, {i: done.clients[i] for i in sorted(done.unsaved)})
-        self.done = replace(done, unsaved=frozenset())
+        clients = {client: (version, done.clients[client]) for client, version in sorted(done.unsaved.items())}
+        self.checkpoint.save(done.state, done.server, clients)
+        self.done = replace(done, unsaved={})
 
     def finish(self) -> dict[str, Any]:
         """Write the end of the record and return the summary; raise `DivergedError` if the run diverged."""
         state = self.diverged or self.done.state
         summary = summarise(self.built, self.metrics, state)
+        # No power cut shall bring superseded states back into a finished record.
+        self.checkpoint.flush()
         self.recorder.finish(summary, client_rows(self.built.federation, self.metrics))
         if self.diverged:
             # Momentum lengthens the server's steps as a learning rate does.
