@@ -101,7 +101,6 @@ def test_names_and_notes_are_printed_as_they_are(fedmate_: Fedmate) -> None:
         (["partition.name=iid"], "iid"),
         (["partition.share=37.5"], "share (share = 37.5)"),
         (["partition.groups=random", "partition.dominant=2"], "share (share = 10, groups = random, dominant = 2)"),
-        (["partition.name=pathological"], "pathological (classes_per_client = 3)"),
     ],
 )
 def test_the_title_says_which_partition(fedmate_: Fedmate, settings: list[str], title: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def refused(make: Callable[[], Any]) -> str:
 # What is taken.
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, partial(torch.tensor, dtype=torch.bfloat16)])
 def test_lists_arrays_and_tensors_are_all_the_same(kind: Callable[[Any], Any]) -> None:
     pool = Pool(kind(X), kind(Y), kind(X), kind(Y))
     for part in (pool.arrays.train, pool.arrays.test):
@@ -37,14 +38,6 @@ def test_lists_arrays_and_tensors_are_all_the_same(kind: Callable[[Any], Any]) -
     assert pool.arrays.class_names == ("0", "1", "2")
     assert pool.client_rows is None
     assert pool.arrays.normalisation == Normalisation()
-
-
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
-def test_short_tensors_become_single(kind: torch.dtype) -> None:
-    pool = Pool(torch.tensor(X, dtype=kind), torch.tensor(Y, dtype=kind))
-    assert pool.arrays.train.x.dtype == np.float32
-    assert pool.arrays.train.x.tolist() == X
-    assert pool.arrays.train.y.tolist() == Y
 
 
 @pytest.mark.parametrize("kind", ["f4", "f8"])

@@ -146,14 +146,6 @@ def test_a_folder_that_cannot_be_written_to_leaves_it_to_the_users_own(folder: P
     assert [path.parent for path in caches(user_folder())] == [user_folder() / "cached"]
 
 
-def test_where_nothing_can_be_written_it_still_works(folder: Path) -> None:
-    for place in (folder, user_folder()):
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "cached").touch()
-    assert same(Toy().load(folder), Toy().load(folder))
-    assert len(READ) == 2
-
-
 # -------------------- what readers share
 
 
