@@ -168,26 +168,6 @@ def test_too_few_validation_samples_say_how_many_there_are() -> None:
     assert "give clients fewer samples" in refused(wish, "partition.examples=27")
 
 
-# -------------------- redundancy
-
-
-@pytest.mark.parametrize(("ratio", "count"), [(0.10, 2), (0.25, 5), (0.35, 7), (0.50, 10)])
-def test_copies_at_the_papers_ratios(ratio: float, count: int) -> None:
-    plain, made = dealt(), dealt(f"partition.redundant_clients={ratio}")
-    assert [len(rows) for rows in made.clients] == [15] * 20
-    changed = [i for i in range(20) if not np.array_equal(plain.clients[i], made.clients[i])]
-    assert len(changed) == count
-    for i in changed:
-        rows, times = np.unique(made.clients[i], return_counts=True)
-        assert {*rows.tolist()} <= {*plain.clients[i].tolist()}
-        # Half of 15 places, rounded down, and perhaps the sample's own besides.
-        assert times.max() in (7, 8)
-        assert (np.diff(made.clients[i]) >= 0).all()
-        own = np.bincount(TRAIN.y[made.clients[i]], minlength=CLASSES)
-        np.testing.assert_array_equal(made.class_counts()[i], own)
-    assert made.sha256 != plain.sha256
-
-
 # -------------------- newcomers
 
 
@@ -206,15 +186,7 @@ def test_some_clients_stay_out_of_training() -> None:
 # -------------------- the account
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [],
-        ["holdout_clients=0.2"],
-        ["evaluate_on=validation", "validation_per_class=3"],
-        ["partition.redundant_clients=0.5"],
-    ],
-)
+@pytest.mark.parametrize("settings", [[], ["holdout_clients=0.2", "evaluate_on=validation", "validation_per_class=3"]])
 def test_the_account_is_json_with_everybodys_rows(settings: list[str]) -> None:
     made = dealt(*settings)
     text = made.to_json()

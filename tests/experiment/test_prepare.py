@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, load_file, parse_set
 from fedmate.experiment.prepare import Request, compose, dropped
 
@@ -32,12 +31,6 @@ def one(
 ) -> Experiment:
     (experiment,) = compose(asked(file, methods, dataset, settings))
     return experiment
-
-
-def refused(methods: Sequence[str], settings: Sequence[str] = (), file: Path | None = None) -> str:
-    with pytest.raises(UserError) as caught:
-        compose(asked(file, methods, settings=settings))
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -66,18 +59,6 @@ def test_set_overrides_the_file_and_the_file_the_defaults(file: Path) -> None:
     assert experiment.method.options["classifier_epochs"] == 3
 
 
-def test_the_option_dataset_keeps_what_the_file_says_besides(file: Path) -> None:
-    assert one(file, dataset="digits") == one(file)
-
-
-def test_several_methods_give_one_experiment_each_in_their_order(file: Path) -> None:
-    experiments = compose(asked(file, ["fedavg", "fedrep", "local"], settings=["rounds=2"]))
-    assert [e.method.name for e in experiments] == ["fedavg", "fedrep", "local"]
-    assert {e.general for e in experiments} == {experiments[0].general}
-    assert [e.partition for e in experiments] == [experiments[0].partition] * 3
-    assert experiments[1].method.options["classifier_epochs"] == 3
-
-
 def test_a_setting_reaches_the_methods_that_know_it() -> None:
     settings = ["method.classifier_epochs=4", "method.personal_layers=2", "method.tuning_epochs=6"]
     fedavg, fedper, fedrep, local = compose(asked(methods=["fedavg", "fedper", "fedrep", "local"], settings=settings))
@@ -86,12 +67,6 @@ def test_a_setting_reaches_the_methods_that_know_it() -> None:
     assert fedrep.method.options["classifier_epochs"] == 4
     assert fedrep.method.options["tuning_epochs"] == 6
     assert local.method.options == {**PLAIN}
-
-
-def test_a_preset_reaches_the_methods_that_have_it() -> None:
-    fedavg, fedrep = compose(asked(methods=["fedavg", "fedrep"], settings=["method.preset=authors"]))
-    assert fedrep.method.options["classifier_epochs"] == 10
-    assert fedavg == one(methods=["fedavg"])
 
 
 def test_it_is_said_what_other_methods_do_not_get_from_the_file(tmp_path: Path) -> None:
@@ -120,21 +95,3 @@ def test_it_is_said_what_other_methods_do_not_get_from_the_file(tmp_path: Path) 
     assert dropped(asked(unnamed, ["fedavg"]))[0].endswith(
         "holds for `fedrep`, not for `fedavg`; a setting (`set`) holds for all."
     )
-
-
-def test_a_setting_that_no_compared_method_knows_is_refused() -> None:
-    sentence = refused(["fedrep", "fedavg"], ["method.clasifier_epochs=4"])
-    assert "`method.clasifier_epochs` in --set" in sentence
-    assert "did you mean `classifier_epochs`?" in sentence
-
-
-def test_a_method_named_twice_is_refused() -> None:
-    sentence = refused(["fedavg", "local", "fedavg"])
-    assert "`method`" in sentence
-    assert "`fedavg` twice" in sentence
-
-
-def test_two_ways_to_choose_the_method_are_refused() -> None:
-    sentence = refused(["fedavg"], ["method.name=fedrep"])
-    assert "`method.name`" in sentence
-    assert "`method`" in sentence
