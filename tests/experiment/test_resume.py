@@ -27,7 +27,7 @@ from fedmate.experiment import recorder as recorder_module
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs, run_all
+from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
 from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
@@ -261,17 +261,13 @@ def test_clients_that_are_left_out_and_newcomers_are_as_they_were(tmp_path: Path
     # Three of four take part, and one of the four diverges whenever it does.
     assert 0 < summary["left_out"] < ROUNDS + 1
     assert summary["newcomers"]["clients"] == 1
-    folder, request = tmp_path / "run", ask("fedrep", settings=(*settings, "checkpoint_every=2"), dataset="poisoned")
-    first, second, third = Diary(3), Diary(4, KeyboardInterrupt), Diary()
+    folder, first, second = tmp_path / "run", Diary(3), Diary()
     with pytest.raises(RuntimeError):
-        go(request, folder, first)
-    with pytest.raises(KeyboardInterrupt):
-        go_on(folder, second)
-    go_on(folder, third)
+        go(ask("fedrep", settings=(*settings, "checkpoint_every=2"), dataset="poisoned"), folder, first)
+    go_on(folder, second)
     assert outcome(folder) == expected
     # Round 3 was run twice, and so its sentence was said twice.
-    said = [*first.sentences, *second.sentences, *third.sentences]
-    assert len(set(said)) == summary["left_out"]
+    assert len({*first.sentences, *second.sentences}) == summary["left_out"]
 
 
 GROWING = ("training.learning_rate=1e-3", "training.weight_decay=1e4", "training.momentum=0", "rounds=20")
@@ -418,26 +414,6 @@ def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
     assert Record(folder / "local").finished
 
 
-def test_a_run_that_ends_while_one_waits_for_it_is_seen_to_be_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    interrupt(ask("local"), folder, 2)
-    lock = storage.Lock
-
-    class Late:
-        """Takes the lock when the other process has just finished the run."""
-
-        def __new__(cls, path: Path) -> storage.Lock:  # type: ignore[misc]
-            monkeypatch.setattr(storage, "Lock", lock)
-            go_on(folder)
-            return lock(path)
-
-    monkeypatch.setattr(storage, "Lock", Late)
-    with resumed_runs(NOTHING, folder) as jobs:
-        assert jobs == [PreparedRun(folder, None, [])]
-
-
 def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     interrupt(ask("local"), folder, 1, KeyboardInterrupt)
@@ -458,48 +434,6 @@ def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: py
     assert warnings() == usual
     changed = [{"round": 2, "torch": "9.9", "system": "Plan 9"}]
     assert Record(folder).environment == {**began, "resumed": changed}
-
-
-# -------------------- words beside the folder
-
-AGREE = [
-    Request(),
-    Request(methods=["fedrep"], dataset="tiny", settings=parse_set(["rounds=6", "training.epochs=1"])),
-    Request(settings=parse_set(["device=auto", "backend=auto"])),
-]
-DISAGREE = [
-    (Request(methods=["fedrep", "local"]), "is a run of fedrep, not of fedrep and local;"),
-    (Request(dataset="digits"), "was run with `dataset.name` 'tiny', not 'digits';"),
-    (Request(settings=parse_set(["backend=vectorised"])), "was run with `backend` 'sequential', not 'vectorised';"),
-    (Request(settings=parse_set(["method.tuning_epochs=2"])), "was run with `method.tuning_epochs` 1, not 2;"),
-]
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stopped") / "run"
-    interrupt(ask("fedrep", settings=("backend=sequential",)), folder, 1, KeyboardInterrupt)
-    return folder
-
-
-@pytest.mark.parametrize("words", AGREE)
-def test_words_that_agree_are_no_obstacle(stopped: Path, words: Request) -> None:
-    before = snapshot(stopped)
-    with resumed_runs(words, stopped) as jobs:
-        assert [job.built is not None for job in jobs] == [True]
-    assert snapshot(stopped) == before
-
-
-@pytest.mark.parametrize(("words", "found"), DISAGREE)
-def test_words_that_disagree_are_refused(stopped: Path, words: Request, found: str) -> None:
-    before = snapshot(stopped)
-    with pytest.raises(UserError) as caught, resumed_runs(words, stopped):
-        pass
-    assert str(caught.value) == f"`{stopped}` {found} resume it without other settings, or start a new run."
-    assert snapshot(stopped) == before
-    # What was refused holds on to nothing.
-    with storage.Lock(stopped / "checkpoint" / "lock"):
-        pass
 
 
 def test_deletions_are_on_the_disk_before_a_run_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
-from fedmate.core import flatten
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
@@ -266,36 +264,3 @@ def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> 
     assert valid == {**{t: {"1"} for t in range(1, len(metrics) + 1)}, len(metrics) + 1: {"0"}}
     assert load_file(tmp_path / "run" / "config.toml").values["rounds"] == 9
     assert Record(tmp_path / "run").summary["diverged_in_round"] == len(metrics) + 1
-
-
-def with_broken_client(made: Built, broken: int) -> Built:
-    """Give one client infinite pixels."""
-    clients = list(made.federation.clients)
-    source = clients[broken].source
-    infinite = source._replace(samples=torch.full_like(source.samples, math.inf, dtype=torch.float32))
-    clients[broken] = clients[broken]._replace(source=infinite)
-    federation = made.federation._replace(clients=tuple(clients))
-    backend = Sequential(made.method, federation, made.backend.key)
-    return made._replace(federation=federation, backend=backend)
-
-
-@pytest.mark.parametrize("method", ["fedmate", "scaffold"])
-def test_one_client_that_diverges_is_left_out_and_the_others_go_on(tmp_path: Path, method: str) -> None:
-    made = with_broken_client(make(method=method), 2)
-    before = flatten(made.backend.clients[2])
-    diary = Diary()
-    summary = start(made, tmp_path / "run", diary)
-    assert diary.sentences == [f"round {t}: dropped, not finite: client 2" for t in (1, 2, 3)]
-    assert summary["left_out"] == 3
-    assert Record(tmp_path / "run").summary["left_out"] == 3
-    rows = read_csv(tmp_path / "run" / "rounds.csv")
-    assert {row["client"] for row in rows if row["valid"] == "0"} == {"2"}
-    assert len(rows) == 12
-    assert all(math.isfinite(float(row["loss_after"])) for row in rows if row["valid"] == "1")
-    # The losses are those of the others, and what the others learn is finite.
-    valid = [float(row["loss_after"]) for row in rows[-4:] if row["valid"] == "1"]
-    assert summary["loss"]["after"] == pytest.approx(sum(valid) / 3)
-    for i, client in enumerate(made.backend.clients):
-        leaves = flatten(client)
-        assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves.values())
-        assert i != 2 or all(torch.equal(leaf, before[path]) for path, leaf in leaves.items())
