@@ -43,7 +43,7 @@ def measure_round() -> dict[str, Any]:
     saves: list[float] = []
     save = Checkpoint.save
 
-    def timed(self: Checkpoint, state: RunState, server: Tree, clients: Mapping[int, Tree]) -> None:
+    def timed(self: Checkpoint, state: RunState, server: Tree, clients: Mapping[int, tuple[int, Tree]]) -> None:
         start = time.perf_counter()
         save(self, state, server, clients)
         saves.append(time.perf_counter() - start)
@@ -77,11 +77,11 @@ def measure_round() -> dict[str, Any]:
 
 
 @final
-class Alike(Mapping[int, Tree]):
-    """Many clients in one state, which takes no memory."""
+class Alike(Mapping[int, tuple[int, Tree]]):
+    """Many clients in one state after a round, which takes no memory."""
 
-    def __init__(self, clients: range) -> None:
-        self._clients = clients
+    def __init__(self, clients: range, done: int) -> None:
+        self._clients, self._done = clients, done
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -89,8 +89,8 @@ class Alike(Mapping[int, Tree]):
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
 
-    def __getitem__(self, index: int) -> Tree:
-        return {"classifier": {"weight": torch.full((STATE_BYTES // 4,), float(index))}}
+    def __getitem__(self, index: int) -> tuple[int, Tree]:
+        return self._done, {"classifier": {"weight": torch.full((STATE_BYTES // 4,), float(index))}}
 
 
 def measure_many(folder: Path) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def measure_many(folder: Path) -> dict[str, Any]:
     before: set[tuple[str, int]] = set()
     for done, touched in ((1, range(CLIENTS)), (2, range(0, CLIENTS, CLIENTS // TOUCHED))):
         start = time.perf_counter()
-        checkpoint.save(RunState(done), server, Alike(touched))
+        checkpoint.save(RunState(done), server, Alike(touched, done))
         seconds = time.perf_counter() - start
         files = {(path.name, path.stat().st_ino): path for path in folder.rglob("*") if path.is_file()}
         new = [path for key, path in files.items() if key not in before]

@@ -242,19 +242,6 @@ def test_a_calibrated_client_of_one_class_is_noted(runs: Callable[[str], Path], 
     assert (found.accuracy["before"]["own"] == 100) == noted
 
 
-@pytest.mark.parametrize(("method", "has_global"), [("fedmate", True), ("local", False)])
-def test_global_is_the_exported_model_if_there_is_one(
-    runs: Callable[[str], Path], method: str, has_global: bool
-) -> None:
-    x, y = IMAGES[:300], LABELS[:300]
-    found = fedmate.adapt(runs(method), Pool(IMAGES[-40:], LABELS[-40:], x, y))
-    assert list(found.accuracy) == ["before", "after", *["global"] * has_global]
-    if has_global:
-        right = fedmate.export(runs(method), global_=True).predict(x).labels == y
-        expected = np.mean([100 * right[y == k].mean() for k in range(10)])
-        assert found.accuracy["global"]["balanced"] == pytest.approx(expected)
-
-
 def test_a_better_model_than_the_adapted_one_is_noted(mine: Path) -> None:
     """Training on wrong labels makes it worse."""
     (x, y), (test_x, test_y) = points(4, 40), points(5, 10)

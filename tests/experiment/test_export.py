@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -119,22 +118,6 @@ def test_a_model_is_as_good_as_the_record_says(finished: Runs, method: str) -> N
             export_model(folder, None)
     else:
         assert balanced(export_model(folder, None), x, y) == pytest.approx(rows[0]["global_balanced"], abs=1e-9)
-
-
-def test_it_says_what_it_is(finished: Runs) -> None:
-    model = export_model(finished("fedper"), 3)
-    assert model.origin == {
-        "method": "fedper",
-        "dataset": "few",
-        "client": 3,
-        "round": 3,
-        "fedmate": fedmate.__version__,
-    }
-    assert model.architecture == {"name": "digits_cnn", "options": {"buffers": "shared", "width": 16}}
-    assert repr(model) == "PortableModel(digits_cnn: fedper on few, client 3, round 3)"
-    assert not model.module.training
-    assert export_model(finished("fedavg"), None).origin["client"] == "global"
-    json.dumps([model.origin, model.architecture], allow_nan=False)
 
 
 # Networks and data from Python.

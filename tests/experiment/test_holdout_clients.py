@@ -134,22 +134,6 @@ def test_they_change_nothing_in_the_record_of_the_others(tmp_path: Path, backend
 # The record.
 
 
-def test_the_record_has_before_and_after_for_each(tmp_path: Path) -> None:
-    built = made()
-    record = carry_out(built, tmp_path / "run")
-    assert record.summary["clients"] == 3
-    assert record.summary["newcomers"]["clients"] == 2
-    for row in record.metrics:
-        assert list(row["newcomers"]) == ["before", "after"]
-        for figures in row["newcomers"].values():
-            assert [len(figures[test]["clients"]) for test in ("balanced", "own")] == [2, 2]
-    last = record.metrics[-1]["newcomers"]
-    for view, tests in record.summary["newcomers"]["accuracy"].items():
-        for test, figures in tests.items():
-            assert figures == {key: last[view][test][key] for key in ("mean", "std", "worst_tenth")}
-            assert figures["mean"] == pytest.approx(np.mean(last[view][test]["clients"]), abs=1e-12)
-
-
 def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
     built = made()
     record = carry_out(built, tmp_path / "run")

@@ -259,13 +259,6 @@ def test_shares_of_an_unfinished_run(calibrated: Path, tmp_path: Path, monkeypat
     assert fedmate.export(folder, global_=True).calibration == Calibration(1.0)
 
 
-def test_own_prior_calibrates_no_personal_model(tmp_path: Path) -> None:
-    """A model that its client trained contains that client's shares: they must not be added twice."""
-    fedmate.run(method="fedrod", set=OWN_PRIOR | {"rounds": 1}, out=tmp_path / "run")
-    assert fedmate.export(tmp_path / "run", client=1).calibration == NO_CALIBRATION
-    assert fedmate.export(tmp_path / "run", global_=True).calibration == Calibration(1.0)
-
-
 def test_own_prior_with_a_common_model(tmp_path: Path) -> None:
     """A client's copy is told its client's shares; the model an unseen client adapts is not."""
     folder = tmp_path / "run"
