@@ -43,7 +43,7 @@ from fedmate.flower import messages
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState
 from fedmate.flower.environment import need_flower
-from fedmate.flower.messages import Address, write_answer, write_request
+from fedmate.flower.messages import write_reply, write_request
 
 if TYPE_CHECKING:
     from tests.flower.federation import Federation
@@ -158,7 +158,7 @@ def deployed(federation: Federation, changes: Sequence[str], out: Path, rounds: 
 def look(federation: Federation) -> tuple[float, float, float, int]:
     """Return the time, what processes have used, what those that have ended, as clients' do, and bytes that crossed."""
     alive = federation.alive()
-    crossed = sum(len(one.request) + len(one.response) for one in federation.gate.crossings)
+    crossed = sum(len(request) + len(response) for request, response in federation.gate.crossings)
     return time.perf_counter(), processor_seconds(alive), processor_seconds(alive, slice(13, 15)), crossed
 
 
@@ -182,11 +182,9 @@ def measure_bytes(rounds: int, folder: Path) -> Iterator[Row]:
         server = method.init_server(method.setup.model.init_params(), 1, key)
         download = select(method.download(server, torch.tensor(0)), method.wire(0).down)
         request = messages.Request("train", 0, False, flatten(download))
-        yield {"method": name, "message": "request"} | weigh(
-            write_request(Address(token, 0), request), itemise(download)
-        )
+        yield {"method": name, "message": "request"} | weigh(write_request(token, 0, request), itemise(download))
         answer = client.answer(request)
-        yield {"method": name, "message": "answer"} | weigh(write_answer(answer), itemise(unflatten(answer.upload)))
+        yield {"method": name, "message": "answer"} | weigh(write_reply(answer), itemise(unflatten(answer.upload)))
 
 
 def weigh(content: Any, ledger: dict[str, int]) -> Row:

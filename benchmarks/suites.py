@@ -8,11 +8,12 @@ from typing import Any
 
 from benchmarks.baselines import BASELINES
 from benchmarks.case import AUTO, Case
-from fedmate.backends import in_process
+from fedmate.backends import BACKENDS
 from fedmate.backends.precision import Precision
 from fedmate.errors import UserError, nearest
 from fedmate.methods import METHODS
 
+IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
 COMPARED = ("fedavg", "fedrep", "fedmate")
 """The methods that baselines are measured with."""
 
@@ -42,7 +43,7 @@ def make_suite(
     """Return the cases of a suite; each is repeated for each method, runner and precision given instead of its own."""
     if name not in (*SUITES, "all"):
         raise UserError(f"`--suite` is `{name}`; {nearest(name, (*SUITES, 'all'))}")
-    known = [AUTO, *in_process(), *BASELINES]
+    known = [AUTO, *IN_PROCESS, *BASELINES]
     for runner in runners:
         if runner not in known:
             raise UserError(f"`--backend` is `{runner}`; {nearest(runner, known)}")
@@ -80,14 +81,14 @@ def _quick(device: str) -> Iterable[Case]:
 def _methods(device: str) -> Iterable[Case]:
     for work in _works(device):
         for method in METHODS.names():
-            yield from _run_by(dataclasses.replace(work, method=method), in_process())
+            yield from _run_by(dataclasses.replace(work, method=method), IN_PROCESS)
 
 
 def _clients(device: str) -> Iterable[Case]:
     for method in ("fedavg", "fedmate"):
         for clients in CLIENTS:
             work = dataclasses.replace(_works(device)[0], method=method, clients=clients)
-            for case in _run_by(work, (*in_process(), "plain_loop", "jax")):
+            for case in _run_by(work, (*IN_PROCESS, "plain_loop", "jax")):
                 if device == "cpu" or clients <= FEW or case.runner not in ONE_BY_ONE:
                     yield case
 
@@ -95,14 +96,14 @@ def _clients(device: str) -> Iterable[Case]:
 def _classes(device: str) -> Iterable[Case]:
     for method in ("fedavg", "fedmate"):
         for classes in CLASSES:
-            yield from _run_by(dataclasses.replace(_works(device)[0], method=method, classes=classes), in_process())
+            yield from _run_by(dataclasses.replace(_works(device)[0], method=method, classes=classes), IN_PROCESS)
 
 
 def _networks(device: str) -> Iterable[Case]:
     for network in NETWORKS:
         samples = 50 if device == "cpu" else 100
         work = dataclasses.replace(_works(device)[-1], network=network, samples=samples, epochs=1)
-        yield from _run_by(work, (*in_process(), "plain_loop", "jax"))
+        yield from _run_by(work, (*IN_PROCESS, "plain_loop", "jax"))
 
 
 def _baselines(device: str) -> Iterable[Case]:

@@ -76,7 +76,7 @@ class Stand:
     @property
     def gate(self) -> Any:
         self.looks += 1
-        return SimpleNamespace(crossings=[SimpleNamespace(request=b"0" * 400, response=b"0" * 600)] * self.looks)
+        return SimpleNamespace(crossings=[(b"0" * 400, b"0" * 600)] * self.looks)
 
     def alive(self) -> list[int]:
         return []
@@ -104,7 +104,7 @@ def test_a_deployment_is_watched_from_outside(tmp_path: Path) -> None:
 
 def test_a_message_is_weighed_against_the_ledger(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from fedmate.flower.messages import ErrorReply, write_answer
+    from fedmate.flower.messages import ErrorReply, write_reply
 
     rows = list(flower.measure_bytes(1, tmp_path))
     assert [(row["method"], row["message"]) for row in rows] == [
@@ -117,4 +117,4 @@ def test_a_message_is_weighed_against_the_ledger(tmp_path: Path) -> None:
     assert [row["array_bytes"] for row in rows[:2]] == [4 * 107_690, 4 * 107_690 + 8]
     assert rows[2]["ledger"].keys() == {"extractor", "classifier", "prototypes", "bookkeeping"}
     with pytest.raises(RuntimeError, match=r"^a message has 0 bytes of arrays, and the ledger \{'extractor': 8\}$"):
-        flower.weigh(write_answer(ErrorReply("nothing")), {"extractor": 8})
+        flower.weigh(write_reply(ErrorReply("nothing")), {"extractor": 8})

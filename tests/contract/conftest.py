@@ -18,7 +18,7 @@ import torch
 from tests.installed import installed_example
 from torch import Tensor, nn
 
-from fedmate.backends import BACKENDS, Backend, in_process
+from fedmate.backends import BACKENDS, Backend
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.client import ClientResult, train_client
 from fedmate.backends.sequential import Sequential
@@ -45,6 +45,7 @@ from fedmate.core import (
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS
 
+IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
 NUM_CLASSES = 4
 LABELS = ((0, 1, 2, 0, 1, 2, 2), (1, 1, 1, 1), (0,), (0, 2, 2, 0, 2), (1, 2, 1, 2, 1, 1))
 """By client. Nobody holds class 3."""
@@ -288,7 +289,7 @@ def method_name(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=in_process())
+@pytest.fixture(params=IN_PROCESS)
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Every back end of the table, in turn."""
     name: str = request.param

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from fedmate.api import load, run
-from fedmate.backends import BACKENDS, in_process
+from fedmate.backends import BACKENDS
 from fedmate.core import ClientData, make_key
 from fedmate.data.arrays import Pool, Sites
 from fedmate.errors import DivergedError, UserError
@@ -29,6 +29,7 @@ from fedmate.progress import RunProgress
 from fedmate.report.tables import unseen_clients
 
 CLASSES, FEATURES = 3, 4
+IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
     "eval_every": 2,
@@ -115,7 +116,7 @@ def test_a_share_too_small_is_refused_with_one_that_is_not(clients: int) -> None
 # Training.
 
 
-@pytest.mark.parametrize("backend", in_process())
+@pytest.mark.parametrize("backend", IN_PROCESS)
 def test_they_change_nothing_in_the_record_of_the_others(tmp_path: Path, backend: str) -> None:
     met, unmet = made(method="fedmate", backend=backend), made(method="fedmate", backend=backend)
     alone = unmet.federation._replace(held_out_clients=())

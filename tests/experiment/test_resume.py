@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedmate import storage
-from fedmate.backends import BACKENDS, Backend, in_process
+from fedmate.backends import BACKENDS, Backend
 from fedmate.backends.base import Round
 from fedmate.core import Tree
 from fedmate.core.options import options_of
@@ -33,6 +33,7 @@ from fedmate.experiment.recorder import environment
 from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
 
+IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
 ROUNDS = 6
 SETTINGS = (
     f"rounds={ROUNDS}",
@@ -367,7 +368,7 @@ def test_an_interruption_between_any_two_lines_leaves_a_folder_that_goes_on(
     assert outcome(folder) == untouched("fedmate", "backend=sequential"), strike.place
 
 
-@pytest.mark.parametrize("backend", in_process())
+@pytest.mark.parametrize("backend", IN_PROCESS)
 def test_an_interruption_after_training_saves_what_clients_held_before_it(
     tmp_path: Path, untouched: Untouched, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

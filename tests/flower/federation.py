@@ -1,7 +1,7 @@
 """One SuperLink and SuperNodes on this machine, over TLS and with authentication: a deployment in small.
 
 Sites reach the SuperLink through a gate that passes what is for sites and nothing else, as docs/deploy.md advises, and
-that writes down what crosses.
+that keeps the bytes that cross.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from tests.flower.processes import MARK, wait_for, with_mark
 
@@ -40,12 +40,7 @@ def free_port() -> int:
 
 
 class Federation:
-    """The processes of a federation.
-
-    Args:
-        folder: where keys, logs and Flower's own files lie.
-        nodes: the node config of each SuperNode.
-    """
+    """The processes of a federation, with a node config for each SuperNode; keys and logs lie in a folder."""
 
     def __init__(self, folder: Path, nodes: list[str]) -> None:
         self.folder, self.nodes, self.keys = folder, nodes, folder / "keys"
@@ -61,8 +56,6 @@ class Federation:
     @property
     def sites(self) -> list[str]:
         return [f"site-{number}" for number in range(len(self.nodes))]
-
-    # -------------------- from beginning to end
 
     def __enter__(self) -> Self:
         try:
@@ -104,8 +97,6 @@ class Federation:
         """Return the numbers of the processes of this federation, or of those with a word in their command line."""
         return with_mark(self.token, command)
 
-    # -------------------- processes
-
     @property
     def environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -126,7 +117,6 @@ class Federation:
         return self._started[name]
 
     def command(self, *arguments: str | Path) -> str:
-        """Run something to its end, and return its output."""
         done = subprocess.run(
             list(map(str, arguments)), env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
         )
@@ -136,10 +126,7 @@ class Federation:
     def log(self, name: str) -> str:
         return (self.folder / "log" / f"{name}.log").read_text(errors="replace")
 
-    # -------------------- the server
-
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens."""
         certificate = ("--ssl-certfile", self.keys / "server.crt", "--ssl-keyfile", self.keys / "server.key")
         process = self.start(
             "superlink",
@@ -166,8 +153,6 @@ class Federation:
         told = json.loads(self.command("flwr", "list", "deploy", "--run-id", number, "--format", "json"))
         return str(told["runs"][0]["status"])
 
-    # -------------------- sites
-
     def node_command(self, key: str | None, config: str) -> list[str | Path]:
         """Return the command that starts a SuperNode, with a key or with none."""
         address = ("--superlink", f"{HERE}:{self.gate.port}", "--root-certificates", self.keys / "ca.crt")
@@ -176,13 +161,11 @@ class Federation:
         return ["flower-supernode", *address, *own, *place]
 
     def start_node(self, number: int) -> subprocess.Popen[bytes]:
-        """Start a SuperNode; it may be refused."""
         name = self.sites[number]
         (self.folder / "log" / f"{name}.log").unlink(missing_ok=True)
         return self.start(name, *self.node_command(name, self.nodes[number]))
 
     def is_online(self, number: int) -> bool:
-        """Tell whether a SuperNode has been accepted."""
         return "SuperNode ID" in self.log(self.sites[number])
 
     def kill_node(self, number: int) -> None:
@@ -207,25 +190,11 @@ class Federation:
 # -------------------- the gate
 
 
-class Crossing(NamedTuple):
-    """A request of a site and the answer to it."""
-
-    path: str
-    request: bytes
-    response: bytes
-
-
 class Gate:
-    """Passes requests of sites on to the SuperLink, and writes down what crosses.
-
-    Args:
-        keys: the folder with the server's certificate.
-        port: where the SuperLink listens.
-    """
+    """Passes requests of sites on to the SuperLink, and keeps both ways' bytes."""
 
     def __init__(self, keys: Path, port: int) -> None:
-        self.crossings: list[Crossing] = []
-        self.refused: list[str] = []
+        self.crossings: list[tuple[bytes, bytes]] = []
         shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         shown.load_cert_chain(keys / "server.crt", keys / "server.key")
         trusted = ssl.create_default_context(cafile=keys / "ca.crt")
@@ -259,18 +228,18 @@ def _handler(gate: Gate, port: int, trusted: ssl.SSLContext) -> type[BaseHTTPReq
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             if not self.path.startswith(FOR_SITES):
-                gate.refused.append(self.path)
                 self.reply(403, [], b"")
                 return
+            connection = http.client.HTTPSConnection(HERE, port, context=trusted, timeout=60)
             try:
-                with _connected(port, trusted) as connection:
+                with closing(connection):
                     connection.request(self.command, self.path, body, dict(self.headers))
                     response = connection.getresponse()
                     content = response.read()
             except OSError:
                 self.reply(502, [], b"")
                 return
-            gate.crossings.append(Crossing(self.path, body, content))
+            gate.crossings.append((body, content))
             self.reply(response.status, response.getheaders(), content)
 
         def reply(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
@@ -286,12 +255,3 @@ def _handler(gate: Gate, port: int, trusted: ssl.SSLContext) -> type[BaseHTTPReq
             pass
 
     return Handler
-
-
-@contextmanager
-def _connected(port: int, trusted: ssl.SSLContext) -> Iterator[http.client.HTTPSConnection]:
-    connection = http.client.HTTPSConnection(HERE, port, context=trusted, timeout=60)
-    try:
-        yield connection
-    finally:
-        connection.close()

@@ -1,26 +1,29 @@
-"""Whether a site is ready: every point that can fail does, in one line with a remedy."""
+"""Whether a site is ready, and how far a federation has come: read from its folders, and nothing is changed."""
 
 from __future__ import annotations
 
 import datetime
 import email.utils
+import os
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import fedmate
 from fedmate.cli.deploy import deploy
 from fedmate.errors import UserError
-from fedmate.flower import check as module
 from fedmate.flower import keys
-from fedmate.flower.check import Point, check
+from fedmate.flower.check import Point, check, status
+from fedmate.flower.client_state import ClientState
 
 EXPERIMENT = """
 [dataset]
@@ -30,6 +33,7 @@ shape = [1, 4, 4]
 [partition]
 clients = 2
 """
+FIRST, SECOND = "ab" * 16, "cd" * 16
 
 
 class SuperLink(BaseHTTPRequestHandler):
@@ -71,96 +75,55 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def points(
-    superlink: str | None = None,
-    root_certificates: Path | None = None,
-    site: Path | None = None,
-    experiment: Path | None = None,
-) -> dict[str, Point]:
-    return {point.name: point for point in check(site, superlink, root_certificates, experiment)}
-
-
-# -------------------- the SuperLink
-
-
-def test_a_superlink_that_is_reached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(folder) as address:
-        found = points(address, folder / "ca.crt")
-        later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=344)
-        monkeypatch.setattr(module, "_now", lambda: later)
-        soon = points(address, folder / "ca.crt")["superlink"]
-    assert [(point.name, point.is_fine) for point in found.values()] == [("superlink", True), ("clock", True)]
-    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
-    assert f"valid until {until:%Y-%m-%d}" in found["superlink"].text
-    assert soon.is_fine
-    assert "the server needs another one soon" in soon.text
+def points(link: str | None = None, ca: Path | None = None, site: Path | None = None, **more: Any) -> dict[str, Point]:
+    return {point.name: point for point in check(site, link, ca, more.get("experiment"))}
 
 
 @pytest.mark.parametrize(
-    ("ahead", "is_fine", "word"), [(60, True, "behind"), (400, False, "set the clock"), (-60, False, "ahead of")]
+    ("ahead", "is_fine", "word"),
+    [(60, True, "behind"), (400, False, "set the clock"), (-60, False, "ahead of")],
 )
-def test_a_wrong_clock(folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, is_fine: bool, word: str) -> None:
+def test_a_superlink_and_the_clock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, is_fine: bool, word: str
+) -> None:
     monkeypatch.setattr(SuperLink, "ahead", ahead)
     with serving(folder) as address:
-        found = points(address, folder / "ca.crt")["clock"]
-    assert found.is_fine == is_fine
-    assert word in found.text
+        found = points(address, folder / "ca.crt")
+    assert [(point.name, point.is_fine) for point in found.values()] == [("superlink", True), ("clock", is_fine)]
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
+    assert f"valid until {until:%Y-%m-%d}" in found["superlink"].text
+    assert word in found["clock"].text
 
 
-def test_certificates_that_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superlink_that_is_not_there_or_another(folder: Path, tmp_path: Path) -> None:
     keys.make_keys(tmp_path / "others", ["localhost"], [], days=1)
-    monkeypatch.setattr(keys, "LOCAL", ())
-    keys.make_keys(tmp_path / "names", ["flower.example.org"], [], days=1)
-    with pytest.raises(UserError, match="has expired; move it elsewhere"):
-        keys.make_keys(tmp_path / "expired", ["127.0.0.1"], [], days=0)
-    for place, authority, reason in (
-        (folder, tmp_path / "others", "local issuer certificate"),
-        (tmp_path / "names", tmp_path / "names", "IP address mismatch"),
-        (tmp_path / "expired", tmp_path / "expired", "certificate has expired"),
-    ):
-        with serving(place) as address:
-            found = points(address, authority / "ca.crt")
-        assert [point.is_fine for point in found.values()] == [False]
-        assert reason in found["superlink"].text
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:8000", "", "127.0.0.1:port"])
-def test_a_superlink_that_is_not_there(folder: Path, address: str) -> None:
-    found = points(address, folder / "ca.crt")
+    with serving(folder) as address:
+        found = points(address, tmp_path / "others" / "ca.crt")
     assert [point.is_fine for point in found.values()] == [False]
-    assert f"`{address}` is not reached" in found["superlink"].text
-
-
-@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
-def test_root_certificates_that_are_none(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "ca.crt").write_bytes(content)
-    assert not points("127.0.0.1:9", tmp_path / "ca.crt")["superlink"].is_fine
-
-
-# -------------------- the data
+    assert "is refused (unable to get local issuer certificate): is `--root" in found["superlink"].text
+    (tmp_path / "none.crt").write_bytes(b"no certificate")
+    for address, ca in (("127.0.0.1:9", folder / "ca.crt"), ("", folder / "ca.crt"), ("x:1", tmp_path / "none.crt")):
+        found = points(address, ca)
+        assert [point.is_fine for point in found.values()] == [False]
+        assert f"`{address}` is not reached" in found["superlink"].text
 
 
 def site_of(folder: Path, names: tuple[str, ...] = ("dog", "horse"), shape: tuple[int, ...] = (1, 4, 4)) -> Path:
     labels = np.arange(20) % len(names)
     np.savez(folder / "data.npz", train_x=np.zeros((20, *shape), np.uint8), train_y=labels)
-    listed = ", ".join(f'"{name}"' for name in names)
-    (folder / "site.toml").write_text(f'[data]\nloader = "npz"\npath = "data.npz"\nclass_names = [{listed}]\n')
+    text = f'[data]\nloader = "npz"\npath = "data.npz"\nclass_names = {list(names)}\n'
+    (folder / "site.toml").write_text(text)
     (folder / "experiment.toml").write_text(EXPERIMENT)
     return folder / "site.toml"
 
 
-def test_data_that_fits_is_counted(tmp_path: Path) -> None:
-    found = points(site=site_of(tmp_path), experiment=tmp_path / "experiment.toml")
+def test_the_data_of_a_site(tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment.toml"
+    found = points(site=site_of(tmp_path), experiment=experiment)
     assert all(point.is_fine for point in found.values()), found
     assert found["data"].text == "16 training and 4 test samples, of 2 of the experiment's 3 classes"
     assert f"`{tmp_path / 'state'}` will be made" in found["state"].text
-    # Looking leaves nothing behind.
     assert not (tmp_path / "state").exists()
-
-
-def test_sites_that_are_not_ready(tmp_path: Path) -> None:
-    experiment = tmp_path / "experiment.toml"
     for names, shape, text in ((("dog", "mouse"), (1, 4, 4), "`mouse`"), (("dog", "cat"), (1, 5, 5), "[1, 5, 5]")):
         found = points(site=site_of(tmp_path, names, shape), experiment=experiment)
         assert [point.is_fine for point in found.values()] == [True, True, False]
@@ -175,24 +138,76 @@ def test_sites_that_are_not_ready(tmp_path: Path) -> None:
     assert [(point.name, point.is_fine) for point in found.values()] == [("site", False)]
 
 
-# -------------------- the commands
+def taken_part(folder: Path, experiment: str, client: int, rounds: int) -> Path:
+    own, state = ClientState(folder, experiment, client), {"w": torch.zeros(3)}
+    for t in range(rounds):
+        own.save(t, state, state)
+        own.log(t, {"extractor": 100, "num_samples": 8})
+    return own.folder
 
 
-def test_the_commands(tmp_path: Path) -> None:
-    run, folder = CliRunner().invoke, tmp_path / "keys"
-    words = ["keys", str(folder), "--server", "localhost", "--sites", "2"]
-    lines = run(deploy, words).output.splitlines()
+def test_a_site_has_a_line_for_each_client_it_has_been_the_latest_last(tmp_path: Path) -> None:
+    os.utime(taken_part(tmp_path, SECOND, 1, 3), (2e9, 2e9))
+    first = taken_part(tmp_path, FIRST, 1, 2)
+    os.utime(first, (1e9, 1e9))
+    lines = list(status(tmp_path))
+    assert [line.partition(" done, ")[0] for line in lines] == [
+        f"experiment {FIRST[:16]}, client 1: round 2",
+        f"experiment {SECOND[:16]}, client 1: round 3",
+    ]
+    assert lines[1].endswith("Z; 324 bytes sent in all")
+    (first / "state.safetensors").write_bytes(b"torn")
+    with (first / "audit.csv").open("a") as audit:
+        audit.write("x,y\n2026-01-02T10:00:00,2,extr")
+    line, damage, _ = status(tmp_path)
+    assert line.endswith("client 1: no round done; 216 bytes sent in all")
+    assert "its state is damaged" in damage
+    (tmp_path / "empty").mkdir()
+    for other in ("empty", "missing"):
+        with pytest.raises(UserError, match="`state` folder"):
+            list(status(tmp_path / other))
+
+
+def command(*words: object) -> list[str]:
+    return CliRunner().invoke(deploy, list(map(str, words))).output.splitlines()
+
+
+def test_the_status_of_a_run_a_site_file_and_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    settings = {"rounds": 3, "partition.clients": 3, "partition.examples": 10, "training.epochs": 1}
+    fedmate.run(method="fedavg", set=settings, out=run)
+    # A record of a federation in which client 1 was away twice, and client 2 never answered.
+    head, *rows = (run / "rounds.csv").read_text().splitlines()
+    cells = [row.split(",") for row in rows]
+    for row in cells:
+        row[2] = "0" if row[1] == "2" or (row[1], row[0]) in {("1", "2"), ("1", "3")} else "1"
+    (run / "rounds.csv").write_text("\n".join([head, *map(",".join, cells)]) + "\n")
+    os.utime(run / "checkpoint" / "checkpoint.json", (86400.0, 86400.0))
+    assert command("status", run) == [
+        f"{run}: round 3 of 3 done, 1970-01-02T00:00:00Z, finished",
+        "  client 0: last answered in round 3",
+        "  client 1: last answered in round 1; left out 2 of 3 times",
+        "  client 2: has not answered; left out 3 of 3 times",
+    ]
+    taken_part(tmp_path / "state", FIRST, 5, 2)
+    monkeypatch.setenv("FEDMATE_STATE", str(tmp_path / "state"))
+    assert len(command("status")) == 1
+    assert command("status") == command("status", tmp_path / "state") == command("status", site_of(tmp_path))
+
+
+def test_the_commands_keys_and_check(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    words = ["keys", folder, "--server", "localhost", "--sites", "2"]
+    lines = command(*words)
     assert [line.split()[0] for line in lines] == ["made"] * 8 + ["Register"] * 2
     assert lines[-1] == f"Register with: flwr supernode register {folder / 'site-1.pub'} deploy"
-    assert all(line.startswith("there ") for line in run(deploy, words).output.splitlines())
+    assert all(line.startswith("there ") for line in command(*words))
     site, experiment = site_of(tmp_path), tmp_path / "experiment.toml"
     with serving(folder) as address:
-        link = ["--superlink", address, "--root-certificates", str(folder / "ca.crt")]
-        found = run(deploy, ["check", str(site), *link, "--experiment", str(experiment)])
-    assert found.exit_code == 0
-    assert [line.split()[:2] for line in found.output.splitlines()] == [
+        link = ["--superlink", address, "--root-certificates", folder / "ca.crt"]
+        found = command("check", site, *link, "--experiment", experiment)
+    assert [line.split()[:2] for line in found] == [
         ["ok", name] for name in ("superlink", "clock", "site", "state", "data")
     ]
-    assert run(deploy, ["check", str(tmp_path / "no.toml")]).exit_code == 2
-    for odd in (["keys", "x"], ["check"], ["check", "--superlink", "x", "--experiment", "y"]):
-        assert run(deploy, odd).exit_code != 0
+    for odd, code in ((["check", str(tmp_path / "no.toml")], 2), (["keys", "x"], 1), (["check"], 1)):
+        assert CliRunner().invoke(deploy, odd).exit_code == code

@@ -14,7 +14,7 @@ import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,18 +23,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 from sklearn.datasets import load_digits
-from tests.flower.federation import APP, Crossing, Federation
+from tests.flower.federation import APP, Federation
 from tests.flower.processes import wait_for
 from torch import Tensor
 
 from fedmate.core.serialise import unpack
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
-from fedmate.flower.backend import Federated
-from fedmate.flower.messages import Answer, Reply, Request
+from fedmate.flower.check import status
+from fedmate.flower.client import Client
+from fedmate.flower.messages import Reply, Request
 from fedmate.flower.node import open_client
 from fedmate.flower.server import conduct
-from fedmate.flower.status import status
 from fedmate.flower.transport import Transport
 
 pytestmark = pytest.mark.flower
@@ -74,6 +74,9 @@ class Place(NamedTuple):
         """As the owner of a site writes it."""
         return {"partition-id": client, "site": str(self.sites[client] / "site.toml")}
 
+    def open(self, client: int, token: str) -> Client:
+        return open_client({**CONFIG, "out": ""}, self.node_config(client), token, self.app)
+
     def state(self, run: Path, client: int) -> Path:
         """Where a site keeps what it has of a run."""
         token: str = json.loads((run / "federation.json").read_bytes())["experiment"]
@@ -111,27 +114,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 class Direct(Transport):
     """Sites in this process."""
 
-    def __init__(self, place: Place, config: Mapping[str, Any], token: str) -> None:
-        self.place, self.config, self.token = place, config, token
+    def __init__(self, place: Place, token: str) -> None:
+        self.place, self.token = place, token
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
-        return {client: self._site_answers(client, request) for client, request in requests.items()}
-
-    def _site_answers(self, client: int, request: Request) -> Answer:
-        return open_client(self.config, self.place.node_config(client), self.token, self.place.app).answer(request)
+        return {client: self.place.open(client, self.token).answer(request) for client, request in requests.items()}
 
 
 @pytest.fixture(scope="module")
 def reference(place: Place) -> Path:
     """The folder of the run that nothing happens to."""
     folder = place.app.parent / "reference"
-    config = {**CONFIG, "out": str(folder)}
-
-    @contextmanager
-    def reach(run: Federated) -> Iterator[Transport]:
-        yield Direct(place, config, run.experiment)
-
-    conduct(config, place.app, reach, Console(file=StringIO()))
+    config, console = {**CONFIG, "out": str(folder)}, Console(file=StringIO())
+    conduct(config, place.app, lambda run: nullcontext(Direct(place, run.experiment)), console)
     return folder
 
 
@@ -139,24 +134,16 @@ def reference(place: Place) -> Path:
 
 
 class Story(NamedTuple):
-    """The traces of a run.
-
-    Attributes:
-        folder: the run's.
-        killed, restarted: what the site that was killed had on its disk then, and when it was back.
-        rounds_before: how many rounds the server had done when it was killed.
-        status: what Flower says about the run in the end.
-        said: what the run said after the server was killed.
-        crossings: what crossed between sites and server.
-    """
+    """The traces of a run."""
 
     folder: Path
-    killed: bytes
-    restarted: bytes
     rounds_before: int
+    """How many rounds the server had done when it was killed."""
     status: str
     said: str
-    crossings: list[Crossing]
+    """By the run, after the server was killed."""
+    sent: list[bytes]
+    """By sites."""
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +174,7 @@ def story(place: Place, federation: Federation, request: pytest.FixtureRequest) 
     # The SuperLink takes the site for online for some time more; something else can be done meanwhile.
     request.getfixturevalue("reference")
     federation.supervise_node(victim)
-    restarted = kept.read_bytes()
+    assert kept.read_bytes() == killed
     wait_for(lambda: any(place.last_round(run, client) == 3 for client in range(SITES)), LONG, "round 3 has begun")
     (server,) = federation.alive("flwr-serverapp")
     os.kill(server, signal.SIGKILL)
@@ -195,7 +182,7 @@ def story(place: Place, federation: Federation, request: pytest.FixtureRequest) 
     before = Checkpoint(run).state.round
     assert federation.run("second", place.app, config).wait(LONG) == 0
     status, said = federation.run_status("second"), federation.log("second")
-    return Story(run, killed, restarted, before, status, said, list(federation.gate.crossings))
+    return Story(run, before, status, said, [request for request, _ in federation.gate.crossings])
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
@@ -228,7 +215,6 @@ def test_the_record_is_that_of_an_undisturbed_run(story: Story, reference: Path)
 
 
 def test_a_site_that_was_killed_keeps_its_private_state(story: Story, place: Place, reference: Path) -> None:
-    assert story.restarted == story.killed
     for client in range(SITES):
         name = "state.safetensors"
         found = tensors(place.state(story.folder, client) / name)
@@ -241,19 +227,12 @@ def test_sites_know_what_has_left_them(story: Story, place: Place) -> None:
         folder = place.state(story.folder, client)
         (line,) = (line for line in status(place.sites[client] / "state") if folder.parent.name in line)
         assert f"client {client}: round {ROUNDS} done, " in line
+        sizes = defaultdict[tuple[int, str], set[int]](set)
+        for row in csv.DictReader((folder / "audit.csv").read_text().splitlines()):
+            sizes[int(row["round"]), row["part"]].add(int(row["bytes"]))
+        assert {number for number, _ in sizes} == {*range(1, ROUNDS + 1)}
         # A round that was asked for twice was answered alike.
-        assert sorted(logged(folder)) == list(range(1, ROUNDS + 1))
-        assert all(
-            len(sizes) == 1 for parts in logged(folder).values() for part, sizes in parts.items() if part != "metrics"
-        )
-
-
-def logged(folder: Path) -> dict[int, dict[str, set[int]]]:
-    """Return how many bytes of each part left a site, by round; what was answered again was the same."""
-    found = defaultdict[int, defaultdict[str, set[int]]](lambda: defaultdict(set))
-    for row in csv.DictReader((folder / "audit.csv").read_text().splitlines()):
-        found[int(row["round"])][row["part"]].add(int(row["bytes"]))
-    return {number: dict(parts) for number, parts in found.items()}
+        assert all(len(found) == 1 for (_, part), found in sizes.items() if part != "metrics")
 
 
 # -------------------- strangers
@@ -274,8 +253,8 @@ def test_a_supernode_without_a_registered_key_is_refused(federation: Federation,
 
 def test_neither_samples_nor_private_state_leave_a_site(story: Story, place: Place) -> None:
     """Looked for byte by byte in everything that sites have sent, whatever it was sent as."""
-    sent = [crossing.request for crossing in story.crossings]
-    site = open_client({**CONFIG, "out": ""}, place.node_config(0), "ab" * 16, place.app)
+    sent = story.sent
+    site = place.open(0, "ab" * 16)
     public = frozenset[str]().union(*(site.method.wire(t).up for t in range(ROUNDS)))
     private, shared = list[bytes](), list[bytes]()
     for client in range(SITES):

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.flower.run_config import _assignments, experiment_of, request_of
+from fedmate.experiment.config import Experiment
+from fedmate.experiment.prepare import compose
+from fedmate.flower.run_config import request_of
 
 APP = Path(__file__).parents[2] / "flower"
 
@@ -22,51 +24,29 @@ def config(**values: Any) -> dict[str, Any]:
     return usual | {key.replace("_", "-"): value for key, value in values.items()}
 
 
-def refused(**values: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        request_of(config(**values), APP)
-    return str(caught.value)
+def composed(**values: Any) -> Experiment:
+    (experiment,) = compose(request_of(config(**values), APP))
+    return experiment
 
 
-@pytest.mark.parametrize("name", ["digits", "digits.toml"])
-def test_an_experiment_of_the_app_is_named_with_or_without_its_ending(name: str) -> None:
-    experiment = experiment_of(config(experiment=name), APP)
-    assert (experiment.dataset.name, experiment.method.name) == ("digits", "fedmate")
-    assert (experiment.partition.options["clients"], experiment.partition.options["share"]) == (20, 10)
-    assert experiment.general.backend == "flower"
-
-
-def test_the_example_of_a_federation_is_complete() -> None:
-    experiment = experiment_of(config(experiment="sites"), APP)
-    assert (experiment.dataset.name, experiment.partition.name) == ("sites", "given")
-    assert experiment.partition.options["clients"] == 3
+def test_experiments_of_the_app_are_complete() -> None:
+    sites, digits = composed(experiment="sites"), composed()
+    assert digits == composed(experiment="digits.toml")
+    assert (digits.dataset.name, digits.method.name, digits.general.backend) == ("digits", "fedmate", "flower")
+    assert (digits.partition.options["clients"], digits.partition.options["share"]) == (20, 10)
+    assert (sites.dataset.name, sites.partition.options["clients"]) == ("sites", 3)
 
 
 def test_single_values_are_changed_as_on_the_command_line() -> None:
-    assignments = """rounds=3  method.name=fedrep training.learning_rate=0.5 device='cpu'"""
-    experiment = experiment_of(config(set=assignments), APP)
-    assert (experiment.general.rounds, experiment.method.name) == (3, "fedrep")
-    assert (experiment.training.learning_rate, experiment.general.device) == (0.5, "cpu")
-
-
-def test_numbers_of_the_run_config_come_last_and_zero_leaves_them_to_the_experiment() -> None:
-    plain = experiment_of(config(set="min_clients=4 patience=7"), APP).general
+    names = """dataset.name=sites dataset.classes=["a b", 'c'] dataset.shape=[1,\n 2, 2]"""
+    found = composed(experiment="sites", set=f"rounds=3  method.name='fedrep' training.learning_rate=0.5 {names}")
+    assert (found.general.rounds, found.method.name, found.training.learning_rate) == (3, "fedrep", 0.5)
+    assert (found.dataset.options["classes"], found.dataset.options["shape"]) == (("a b", "c"), (1, 2, 2))
+    # Numbers of the run config come last, and zero leaves them to the experiment.
+    plain = composed(set="min_clients=4 patience=7").general
     assert (plain.min_clients, plain.patience) == (4, 7)
-    told = experiment_of(config(set="min_clients=4 patience=7", min_clients=2, patience=9), APP).general
-    assert (told.min_clients, told.patience) == (2, 9)
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("", {}),
-        ('a="two words" b=x', {"a": "two words", "b": "x"}),
-        ('s.a=["x", "y z"] s.b=1', {"s": {"a": ["x", "y z"], "b": 1}}),
-        ("s.a=[1,\n 2]", {"s": {"a": [1, 2]}}),
-    ],
-)
-def test_blanks_separate_assignments_but_not_in_quotation_marks_and_brackets(text: str, values: Any) -> None:
-    assert _assignments(text) == values
+    changed = composed(set="min_clients=4 patience=7", min_clients=2, patience=9).general
+    assert (changed.min_clients, changed.patience) == (2, 9)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +54,8 @@ def test_blanks_separate_assignments_but_not_in_quotation_marks_and_brackets(tex
     [
         ({"experiment": "digit"}, "`experiment` of the run config is `digit`, which the app does not have; did you"),
         ({"experiment": "../x"}, "`experiment` of the run config is `../x`, which the app does not have; known are"),
-        ({"experiment": "pyproject"}, "which the app does not have"),
-        ({"set": 3}, "`set` of the run config is 3; give a string."),
-        ({"out": True}, "`out` of the run config is True; give a string."),
-        ({"min_clients": "2"}, "`min-clients` of the run config is '2'; give a number."),
-        ({"patience": None}, "`patience` of the run config is None; give a number."),
-        ({"set": "rounds"}, "`set` got `rounds`; write `key=value`"),
+        ({"min_clients": "2"}, "`min_clients` in `set` of the run config is the string '2'"),
+        ({"set": 3}, "`set` got `3`; write `key=value`"),
         ({"set": 'a="b'}, "where a quotation mark or bracket stands alone; close it."),
         ({"set": "rounds=x"}, "`rounds` in `set` of the run config is the string 'x'; it must be a whole number."),
         ({"set": "method.nme=x"}, "`method.nme` in `set` of the run config is not an option"),
@@ -87,13 +63,14 @@ def test_blanks_separate_assignments_but_not_in_quotation_marks_and_brackets(tex
     ],
 )
 def test_a_mistake_is_one_sentence(values: dict[str, Any], sentence: str) -> None:
-    assert sentence in refused(**values)
+    with pytest.raises(UserError) as caught:
+        composed(**values)
+    assert sentence in str(caught.value)
 
 
 def test_the_app_declares_what_is_read() -> None:
     declared = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     assert declared["config"] == config()
-    assert set(declared["components"]) == {"serverapp", "clientapp"}
 
 
 def test_other_runs_import_nothing_of_flower() -> None:

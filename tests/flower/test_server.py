@@ -1,9 +1,8 @@
-"""The server of the app: the record of any other run, of data that it never sees; it stops and goes on."""
+"""The app: its server has the record of any other run, of data that it never sees; what its nodes keep and tell."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,172 +10,154 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
 import fedmate
+from fedmate.backends.client import accuracies
+from fedmate.core import class_counts, flatten
 from fedmate.errors import FedmateError, UserError
+from fedmate.experiment.predict import load_model
 from fedmate.experiment.record import Record
+from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.flower import node, server
 from fedmate.flower.backend import Federated
+from fedmate.flower.client import Client
 from fedmate.flower.messages import Answer, ErrorReply, Reply, Request
-from fedmate.flower.node import open_client
+from fedmate.flower.node import SiteDataError, open_client
 from fedmate.flower.server import conduct, over
 from fedmate.flower.transport import Transport
 
-CLIENTS = 3
-DEALT = """
+CLIENTS, TOKEN = 3, "ab" * 16
+COMMON = """
 rounds = 3
 eval_every = 1
 device = "cpu"
+partition.clients = 3
+training.epochs = 1
+method.name = "fedper"
 [dataset]
-name = "npz"
-path = "all.npz"
-[partition]
-clients = 3
-[training]
-epochs = 1
-[method]
-name = "fedper"
 """
-
-SITES = """
-rounds = 2
-eval_every = 1
-device = "cpu"
-[dataset]
-name = "sites"
-classes = ["ant", "bee", "cat"]
-shape = [1, 4, 4]
-[partition]
-clients = 3
-[training]
-epochs = 1
-[method]
-name = "fedper"
-"""
-
+DATASETS = {
+    "shares": 'name = "npz"\npath = "all.npz"',
+    "sites": 'name = "sites"\nclasses = ["ant", "bee", "cat"]\nshape = [1, 4, 4]',
+}
+USUAL = {"set": "", "out": "", "min-clients": 0, "patience": 0.0}
+PRIOR = {**USUAL, "experiment": "sites", "set": "method.name=fedavg method.own_prior=true"}
 LIES: tuple[list[float], ...] = ([2.0], [-0.1], [float("inf")], [0.5, 0.5], [])
 """Reports that are no accuracies."""
 
 
 class Nodes(Transport):
-    """The nodes of a grid, in this process; `spoil` may put something in the place of an answer."""
+    """The nodes of a grid, in this process."""
 
-    def __init__(self, app: Path, run_config: dict[str, Any], run: Federated) -> None:
-        self.app, self.run_config, self.run = app, run_config, run
-        self.answers = list[tuple[Request, Answer]]()
-        self.spoil: Callable[[int, Request], ErrorReply | None] = lambda client, request: None
+    def __init__(self, app: App, config: dict[str, Any], run: Federated) -> None:
+        self.app, self.config, self.run, self.answers = app, config, run, list[tuple[Request, Answer]]()
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
         return {client: self._send(client, request) for client, request in requests.items()}
 
     def _send(self, client: int, request: Request) -> Reply:
-        error = self.spoil(client, request)
-        if error is not None:
-            return error
-        told: dict[str, Any] = {"partition-id": client}
-        if self.run_config["experiment"] == "sites":
-            told["site"] = str(self.app / f"site {client}" / "site.toml")
-        answer = open_client(self.run_config, told, self.run.experiment, self.app).answer(request)
+        answer = self.app.open(self.config, client, self.run.experiment).answer(request)
         self.answers.append((request, answer))
-        return answer
+        return self.app.spoil(client, request, answer)
 
 
 class App:
-    """The app in a folder of its own, and what its server prints."""
+    """The app in a folder of its own; `spoil` may put something in the place of an answer."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.text = folder, io.StringIO()
-        self.transports = list[Nodes]()
-        self.spoil: Callable[[int, Request], ErrorReply | None] = lambda client, request: None
+        self.folder, self.text, self.transports = folder, "", list[Nodes]()
+        self.spoil: Callable[[int, Request, Answer], Reply] = lambda client, request, answer: answer
 
-    def run(self, experiment: str, out: Path | str = "", set_: str = "") -> str:
-        """Run its server once, and return what it said."""
-        config = {"experiment": experiment, "set": set_, "out": str(out), "min-clients": 0, "patience": 0.0}
+    def open(self, config: dict[str, Any], client: int, token: str = TOKEN) -> Client:
+        own = {"site": str(self.folder / f"site-{client}.toml")} if config["experiment"] == "sites" else {}
+        return open_client(config, {"partition-id": client, **own}, token, self.folder)
+
+    def run(self, experiment: str, set_: str = "") -> str:
+        """Run its server once, and return what it prints."""
+        config = USUAL | {"experiment": experiment, "set": set_, "out": str(self.folder / "out")}
+        console = Console(file=io.StringIO(), width=140)
 
         @contextmanager
         def connect(run: Federated) -> Iterator[Transport]:
-            self.transports.append(Nodes(self.folder, config, run))
-            self.transports[-1].spoil = self.spoil
+            self.transports.append(Nodes(self, config, run))
             yield self.transports[-1]
 
-        self.text.seek(0)
-        self.text.truncate()
-        conduct(config, self.folder, connect, Console(file=self.text, width=140))
-        return self.text.getvalue()
+        try:
+            conduct(config, self.folder, connect, console)
+        finally:
+            self.text = console.file.getvalue()  # type: ignore[attr-defined]
+        return self.text
 
-    def fail(self, *arguments: Any, **more: Any) -> str:
-        """Run its server, which fails, and return the sentence; it was said, too."""
+    def fail(self, *arguments: str, **more: str) -> str:
+        """Run its server, which fails, and return the sentence; it was printed, too."""
         with pytest.raises(FedmateError) as caught:
             self.run(*arguments, **more)
-        assert f"Error: {caught.value}\n" in self.text.getvalue()
+        assert f"Error: {caught.value}\n" in self.text
         return str(caught.value)
 
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
     node._plan.cache_clear()
-    for name, text in (("dealt", DEALT), ("sites", SITES)):
-        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
-    (tmp_path / "sets").mkdir()
-    monkeypatch.setenv("FEDMATE_DATA", str(tmp_path / "sets"))
     monkeypatch.setenv("FEDMATE_STATE", str(tmp_path / "states"))
     monkeypatch.chdir(tmp_path)
-    x, y = samples(90, 3)
-    np.savez(tmp_path / "all.npz", train_x=x, train_y=y)
+    for name, text in DATASETS.items():
+        (tmp_path / f"{name}.toml").write_text(COMMON + text, encoding="utf-8")
     for client in range(CLIENTS):
-        write_site(tmp_path / f"site {client}", client)
+        # Two of three classes, and another number of samples than the others have.
+        names = [name for i, name in enumerate(("ant", "bee", "cat")) if i != client]
+        write_samples(tmp_path / f"own-{client}.npz", 40 + 10 * client, client)
+        text = f'[data]\nloader = "npz"\npath = "own-{client}.npz"\nclass_names = {names}\n'
+        (tmp_path / f"site-{client}.toml").write_text(f'state = "state-{client}"\n{text}', encoding="utf-8")
+    write_samples(tmp_path / "all.npz", 90, 3)
     return App(tmp_path)
 
 
-def samples(count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images of two classes."""
-    labels = np.arange(count) % 2
+def write_samples(path: Path, count: int, seed: int) -> None:
+    """Write images of two classes, a quarter of the first."""
+    labels: NDArray[np.int64] = (np.arange(count) % 4 > 0).astype(np.int64)
     x = np.random.default_rng(seed).integers(0, 60, (count, 1, 4, 4)) + 90 * labels[:, None, None, None]
-    return x.astype(np.uint8), labels
-
-
-def write_site(folder: Path, client: int) -> None:
-    """A site with two of three classes, and as many samples as nobody else has."""
-    folder.mkdir()
-    names = [name for i, name in enumerate(("ant", "bee", "cat")) if i != client]
-    x, y = samples(40 + 10 * client, client)
-    np.savez(folder / "own.npz", train_x=x, train_y=y)
-    text = f'[data]\nloader = "npz"\npath = "own.npz"\nclass_names = {json.dumps(names)}\n'
-    (folder / "site.toml").write_text(text, encoding="utf-8")
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    np.savez(path, train_x=x.astype(np.uint8), train_y=labels)
 
 
 def figures(record: Record) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in record.metrics]
+    return [{**row, "seconds": 0} for row in record.metrics]
 
 
-# -------------------- a run
-
-
-def test_the_record_has_the_numbers_of_the_reference(app: App) -> None:
-    said = app.run("dealt", app.folder / "out")
-    reference = fedmate.run(app.folder / "dealt.toml", set={"backend": "sequential"}, out=app.folder / "reference")
+def test_a_server_that_was_stopped_goes_on_to_the_numbers_of_the_reference(app: App) -> None:
+    app.spoil = lambda client, request, answer: answer if request.round < 2 else ErrorReply("away")
+    sentence = app.fail("shares")
+    assert sentence.startswith("round 3 was asked for 3 times, but 0 of 3 clients answered as they should")
+    assert f"{app.folder / 'out'} is saved after round 2 of 3; a run with it as `out` goes on" in app.text
+    # It goes on with the waits that its file has now.
+    file, app.spoil = app.folder / "shares.toml", lambda client, request, answer: answer
+    usual = file.read_text()
+    file.write_text(f"patience = 50\nmin_clients = 4\n{usual}")
+    assert app.fail("shares") == "`min_clients` is 4, but there are 3 clients; lower it."
+    file.write_text(f"patience = 50\nmin_clients = 2\n{usual}")
+    output = app.run("shares")
+    assert "fedper: continuing after round 2/3" in output
+    assert f"Record: {app.folder / 'out'}\n" in output
+    assert "accuracy in percent, mean over clients" in output
+    assert [(one.run.patience, one.run.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
+    assert app.transports[0].run.experiment == app.transports[1].run.experiment
+    reference = fedmate.run(file, set={"backend": "sequential"}, out=app.folder / "reference")
     record = Record(app.folder / "out")
     assert figures(record) == figures(reference)
-    assert record.rounds == reference.rounds
-    assert record.clients == reference.clients
-    assert record.config["backend"] == "flower"
-    assert f"Record: {app.folder / 'out'}\n" in said
-    assert "fedper: round 3/3  accuracy " in said
-    assert "accuracy in percent, mean over clients" in said
-
-
-# -------------------- data that lies with sites
+    assert (record.rounds, record.clients) == (reference.rounds, reference.clients)
+    # A finished run is left alone.
+    before = {path: path.read_bytes() for path in record.folder.rglob("*") if path.is_file()}
+    assert "It is finished already: nothing to do." in app.run("shares")
+    assert "was run with `rounds` 3, not 2; " in app.fail("shares", set_="rounds=2")
+    assert {path: path.read_bytes() for path in record.folder.rglob("*") if path.is_file()} == before
 
 
 def test_of_data_at_sites_the_record_has_the_reports_of_sites_and_nothing_else(app: App) -> None:
     # A method that has a global model, which the server cannot test.
-    output = app.run("sites", app.folder / "out", set_="method.name=fedavg")
+    output = app.run("sites", set_="method.name=fedavg")
     record = Record(app.folder / "out")
     last = record.metrics[-1]["accuracy"]
     assert last["global"] is None
@@ -188,84 +169,39 @@ def test_of_data_at_sites_the_record_has_the_reports_of_sites_and_nothing_else(a
     assert record.accuracy() == last["pre"]["own"]["mean"] == pytest.approx(100 * sum(reported[-CLIENTS:]) / CLIENTS)
     # The only counted samples are those of uploads.
     assert "samples" not in (record.folder / "partition.json").read_text()
-    assert f"round 2/2  accuracy {last['pre']['own']['mean']:.2f} %" in output
+    assert f"round 3/3  accuracy {last['pre']['own']['mean']:.2f} %" in output
     assert "Note:" not in output
 
 
-def test_a_site_that_cannot_is_left_out_and_named(app: App) -> None:
-    app.spoil = lambda client, request: ErrorReply("it is night there") if client == 1 else None
-    said = app.run("sites", app.folder / "out")
-    assert "round 1: dropped, it is night there: client 1" in said
-    record = Record(app.folder / "out")
-    assert record.summary["left_out"] == 2
-    assert record.metrics[-1]["accuracy"]["pre"]["own"]["clients"][1] is None
-    assert record.metrics[-1]["accuracy"]["pre"]["own"]["mean"] is not None
-
-
-def test_a_number_that_is_no_accuracy_is_not_recorded(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Nodes._send
-
-    def lie(self: Nodes, client: int, request: Request) -> Reply:
-        answer = send(self, client, request)
-        assert isinstance(answer, Answer)
+def test_sites_that_fail_or_lie_are_left_out_and_named(app: App) -> None:
+    def spoil(client: int, request: Request, answer: Answer) -> Reply:
+        if client == 1:
+            return ErrorReply("it is night there")
         told = LIES[request.round]
         lies = {"pre": told} if request.kind == "view" else {**answer.metrics, "post": told}
         return answer._replace(metrics=lies) if client == 0 else answer
 
-    monkeypatch.setattr(Nodes, "_send", lie)
-    app.run("sites", app.folder / "out", set_=f"rounds={len(LIES)}")
-    for row in Record(app.folder / "out").metrics:
+    app.spoil = spoil
+    assert "round 1: dropped, it is night there: client 1" in app.run("sites", set_=f"rounds={len(LIES)}")
+    record = Record(app.folder / "out")
+    assert record.summary["left_out"] == len(LIES)
+    for row in record.metrics:
         for view in ("pre", "post"):
-            assert [one is None for one in row["accuracy"][view]["own"]["clients"]] == [True, False, False]
-
-
-# -------------------- going on
-
-
-def test_a_server_that_was_stopped_goes_on_where_it_was(app: App) -> None:
-    app.run("dealt", app.folder / "undisturbed")
-    app.spoil = lambda client, request: ErrorReply("away") if request.round == 2 else None
-    sentence = app.fail("dealt", app.folder / "out")
-    assert sentence.startswith("round 3 was asked for 3 times, but 0 of 3 clients answered as they should")
-    assert f"{app.folder / 'out'} is saved after round 2 of 3; a run with it as `out` goes on" in app.text.getvalue()
-    app.spoil = lambda client, request: None
-    said = app.run("dealt", app.folder / "out")
-    assert "fedper: continuing after round 2/3" in said
-    assert figures(Record(app.folder / "out")) == figures(Record(app.folder / "undisturbed"))
-    assert app.transports[1].run.experiment == app.transports[2].run.experiment
-
-
-def test_it_goes_on_with_the_patience_that_its_file_has_now(app: App) -> None:
-    app.spoil = lambda client, request: ErrorReply("away")
-    app.fail("dealt", app.folder / "out")
-    file, app.spoil = app.folder / "dealt.toml", lambda client, request: None
-    usual = file.read_text()
-    file.write_text(f"patience = 50\nmin_clients = 4\n{usual}")
-    assert app.fail("dealt", app.folder / "out") == ("`min_clients` is 4, but there are 3 clients; lower it.")
-    file.write_text(f"patience = 50\nmin_clients = 2\n{usual}")
-    app.run("dealt", app.folder / "out")
-    assert [(one.run.patience, one.run.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
-
-
-def test_a_finished_run_is_left_alone_and_another_experiment_refused(app: App) -> None:
-    app.run("dealt", app.folder / "out", set_="rounds=1")
-    before = content(app.folder / "out")
-    assert "It is finished already: nothing to do." in app.run("dealt", app.folder / "out", set_="rounds=1")
-    assert "was run with `rounds` 1, not 2; " in app.fail("dealt", app.folder / "out", set_="rounds=2")
-    assert content(app.folder / "out") == before
+            own = row["accuracy"][view]["own"]
+            assert [one is None for one in own["clients"]] == [True, True, False]
+            assert own["mean"] is not None
 
 
 @pytest.mark.parametrize(
     ("experiment", "set_", "sentence"),
     [
-        ("deal", "", "`experiment` of the run config is `deal`"),
-        ("dealt", "rounds=x", "`rounds` in `set` of the run config is the string 'x'"),
+        ("share", "", "`experiment` of the run config is `share`"),
         ("sites", "dataset.shape=[]", "`dataset.shape` is []"),
         ("sites", "partition.examples=3", "`partition.examples` is `3`, but `dataset.name` is `sites`"),
     ],
 )
 def test_a_mistake_writes_nothing(app: App, experiment: str, set_: str, sentence: str) -> None:
-    assert sentence in app.fail(experiment, app.folder / "out", set_=set_)
+    assert sentence in app.fail(experiment, set_=set_)
     assert not (app.folder / "out").exists()
     assert not app.transports
 
@@ -273,66 +209,113 @@ def test_a_mistake_writes_nothing(app: App, experiment: str, set_: str, sentence
 # -------------------- nodes
 
 
+def ask(site: Client, kind: Any) -> Answer:
+    server = site.method.init_server(site.method.setup.model.init_params(), site.num_clients, site.key)
+    down = site.method.download(server, torch.tensor(site.number))
+    return site.answer(Request(kind, 0, True, flatten({part: down[part] for part in site.method.wire(0).down})))
+
+
+def test_the_state_of_a_share_lies_where_its_owner_says(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**USUAL, "experiment": "shares"}
+    assert app.open(config, 1).state.folder == app.folder / "states" / TOKEN[:16] / "1"
+    named = open_client(config, {"partition-id": 0, "state": str(app.folder / "mine")}, TOKEN, app.folder)
+    assert named.state.folder.is_relative_to(app.folder / "mine")
+    monkeypatch.setenv("HOME", str(app.folder / "home"))
+    monkeypatch.delenv("FEDMATE_STATE")
+    assert app.open(config, 0).state.folder.is_relative_to(app.folder / "home/.local/state/fedmate")
+
+
+def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) -> None:
+    """The accuracy on a test distributed as its samples: by hand, and of the model that it keeps."""
+    site = app.open(PRIOR, 0)
+    assert class_counts(site.data, 3).tolist() == [0, 8, 24]
+    assert class_counts(site.test, 3).tolist() == [0, 2, 6]
+    metrics = ask(site, "train").metrics
+    assert metrics.keys() == {"losses", "valid", "post"}
+    assert len(metrics["post"]) == 1
+    kept = site.state.folder / "model.safetensors"
+    assert not kept.exists()
+    view = ask(site, "view")
+    assert view.upload == {}
+    assert all(len(numbers) == 1 for numbers in view.metrics.values())
+    model = load_model(kept)
+    assert (model.origin["client"], model.origin["round"]) == (0, 1)
+    right = model.predict(site.test.source.samples[site.test.rows].numpy(), prior="own").labels == site.test.y.numpy()
+    assert view.metrics["pre"] == [pytest.approx(right.mean())]
+    plain, own = accuracies(site.method, site.method.setup.model.init_params(), site.data, site.test, True).tolist()
+    assert own[1:] != plain[1:]
+    assert np.isnan(own[0])
+    assert view.metrics["pre"] == [pytest.approx((8 * own[1] + 24 * own[2]) / 32)]
+
+
+def test_nothing_of_its_data_is_told_when_it_cannot_be_used(app: App) -> None:
+    file = app.folder / "site-0.toml"
+    file.write_text(file.read_text().replace("cat", "secret disease"))
+    with pytest.raises(SiteDataError) as caught:
+        app.open(PRIOR, 0)
+    assert str(caught.value) == "the site cannot use its own data, and its own log says why"
+    # The log has it.
+    assert "secret disease" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "node_config", "sentence"),
+    [
+        ("shares", {}, "`partition-id` of the node config is None, but the experiment's clients are 0 to 2;"),
+        ("shares", {"partition-id": 3}, "`partition-id` of the node config is 3, but"),
+        ("shares", {"partition-id": 0, "site": "x.toml"}, "names a `site`, but the experiment is on `npz`"),
+        ("sites", {"partition-id": 0}, "the node config has no `site`; name its file."),
+    ],
+)
+def test_a_mistake_in_a_node_config_is_one_sentence(
+    app: App, experiment: str, node_config: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        open_client({**USUAL, "experiment": experiment}, node_config, TOKEN, app.folder)
+    assert sentence in str(caught.value)
+
+
 class FakeGrid:
-    """A grid that tells of more nodes each time it is asked."""
+    """A grid that has more nodes each time it is asked."""
 
     def __init__(self, *counts: int) -> None:
         self.counts, self.asked = list(counts), 0
 
     def get_node_ids(self) -> list[int]:
         self.asked += 1
-        count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
-        return list(range(count))
+        return list(range(self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]))
 
 
 class InMemoryGrid(FakeGrid):
     """Called as Flower calls the grid of a simulation."""
 
 
-def work(tmp_path: Path, patience: float) -> Federated:
-    return Federated(tmp_path, "ab" * 16, CLIENTS, 1, patience, fedmate.experiment.user_inputs.NO_INPUTS)
+def reached(grid: FakeGrid, patience: float = 60.0, done: int = 0) -> tuple[Any, list[str]]:
+    console = Console(file=io.StringIO(), width=140)
+    work = Federated(Path(), TOKEN, CLIENTS, 1, patience, NO_INPUTS, done)
+    with over(grid, console)(work) as transport:
+        return transport, console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def reached(grid: FakeGrid, tmp_path: Path, patience: float = 60.0) -> tuple[Any, str]:
-    text = io.StringIO()
-    with over(grid, Console(file=text, width=140))(work(tmp_path, patience)) as transport:
-        return transport, text.getvalue()
-
-
-def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PAUSE", 0.0)
-    transport, output = reached(FakeGrid(0, 1, 1, 3), tmp_path)
-    assert output.splitlines() == [f"{n} of 3 nodes are connected; waiting up to 60 s." for n in (0, 1)]
-    # Later rounds begin without those that have left.
-    assert (transport.patience, transport._alive) == (60.0, None)
-    assert reached(FakeGrid(2), tmp_path, patience=0.05)[0].patience == 0.05
-
-
-def test_a_run_that_goes_on_waits_a_little_only_for_more_than_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.01)
     monkeypatch.setattr(server, "LATECOMERS", 0.05)
-    text = io.StringIO()
-    with over(FakeGrid(0, 1), Console(file=text, width=140))(work(tmp_path, 600.0)._replace(done=2)):
-        told = [line.partition(" nodes")[0] for line in text.getvalue().splitlines()]
-        assert told == ["0 of 3", "1 of 3"]
-    # One that begins waits for everybody, however many would be enough.
+    transport, lines = reached(FakeGrid(0, 1, 1, 3))
+    assert lines == [f"{n} of 3 nodes are connected; waiting up to 60 s." for n in (0, 1)]
+    # Later rounds begin without those that have left.
+    assert (transport.patience, transport._alive) == (60.0, None)
+    assert reached(FakeGrid(2), patience=0.05)[0].patience == 0.05
+    # A run that goes on waits a little only for more than enough; one that begins waits for all.
+    _, lines = reached(FakeGrid(0, 1), 600.0, done=2)
+    assert [line.partition(" nodes")[0] for line in lines] == ["0 of 3", "1 of 3"]
     monkeypatch.setattr(server, "LATECOMERS", -1.0)
     fresh = FakeGrid(0, 1, 1, 1, 3)
-    with over(fresh, Console(file=text, width=140))(work(tmp_path, 600.0)):
-        assert fresh.asked == 5
+    reached(fresh, 600.0)
+    assert fresh.asked == 5
 
 
-def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "START", -1.0)
-    transport, _ = reached(InMemoryGrid(3), tmp_path)
-    assert transport._alive()
-    for nodes in (2, 20):
-        grid = InMemoryGrid(nodes)
-        with pytest.raises(UserError, match=rf"has {nodes} nodes, but .* 3 clients; .* num-supernodes=3`\.$"):
-            reached(grid, tmp_path)
-        # Its patience is its own: what is not there by then does not come.
-        assert grid.asked == 1
+    assert reached(InMemoryGrid(3))[0]._alive()
+    with pytest.raises(UserError, match=r"has 20 nodes, but .* 3 clients; .* num-supernodes=3`\.$"):
+        reached(InMemoryGrid(20))

@@ -320,14 +320,3 @@ def test_a_missing_package_is_named(missing: str, tmp_path: Path, monkeypatch: p
     # Without Ray there are no virtual clients, but a server works.
     with pytest.raises(UserError, match=advice), flower(tmp_path / "run").at_work(tmp_path / "run"):
         pass
-
-
-def test_nothing_calls_home_even_where_flower_was_loaded_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flwr.supercore import telemetry
-
-    monkeypatch.setattr(telemetry, "FLWR_TELEMETRY_ENABLED", "1")
-    for name in environment.QUIET:
-        monkeypatch.delenv(name, raising=False)
-    environment.silence()
-    assert telemetry.FLWR_TELEMETRY_ENABLED == "0"
-    assert {name: os.environ[name] for name in environment.QUIET} == environment.QUIET

@@ -3,7 +3,7 @@
 from fedmate.backends.base import Backend
 from fedmate.registry import Registry
 
-__all__ = ["BACKENDS", "Backend", "in_process"]
+__all__ = ["BACKENDS", "Backend"]
 
 BACKENDS: Registry[type[Backend]] = Registry(
     "backends",
@@ -13,8 +13,3 @@ BACKENDS: Registry[type[Backend]] = Registry(
         "vectorised": "fedmate.backends.vectorised:Vectorised",
     },
 )
-
-
-def in_process() -> list[str]:
-    """Return the names of those whose clients live in this process."""
-    return [name for name in BACKENDS.names() if not BACKENDS[name].is_remote]

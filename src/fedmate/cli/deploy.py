@@ -65,12 +65,6 @@ def check(
 
     if site is None and superlink is None:
         raise UserError("`fedmate deploy check` has nothing to look at; give a site's file, `--superlink` or both.")
-    for name, value, needed, other in (
-        ("--root-certificates", root_certificates, superlink, "--superlink"),
-        ("--experiment", experiment, site, "SITE.toml"),
-    ):
-        if value is not None and needed is None:
-            raise UserError(f"`{name}` is given without `{other}`; give both.")
     is_fine = True
     for point in check(site, superlink, root_certificates, experiment):
         typer.echo(one_line(f"{'ok  ' if point.is_fine else 'FAIL'} {point.name:<9}  {point.text}"))
@@ -89,9 +83,9 @@ def status(
     ] = None,
 ) -> None:
     """Show how far a site or a server has come; nothing is changed."""
+    from fedmate.flower.check import status
     from fedmate.flower.node import default_state
     from fedmate.flower.site_data import read_site
-    from fedmate.flower.status import status
 
     place = default_state() if folder is None else read_site(folder).state if folder.is_file() else folder
     for line in status(place):

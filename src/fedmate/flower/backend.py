@@ -10,8 +10,8 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, final
 
@@ -49,17 +49,7 @@ class TooFewError(StoppedError):
 
 
 class Federated(NamedTuple):
-    """A run whose clients are to be reached.
-
-    Attributes:
-        folder: the run's, as an absolute path.
-        experiment: the token that tells the run's states from others.
-        clients: how many there are.
-        min_clients: how many must answer for a round to count.
-        patience: seconds to wait for the next answer.
-        inputs: data and a network that came from Python, and the folder of data sets.
-        done: how many rounds are done.
-    """
+    """A run whose clients are to be reached: folder, token, numbers of clients, and how many rounds are done."""
 
     folder: Path
     experiment: str
@@ -75,33 +65,19 @@ Connect: TypeAlias = Callable[[Federated], AbstractContextManager[Transport]]
 
 
 class _Received(NamedTuple):
-    """A client's validated answer to `train`; zeros, NaN and `valid` false where there is none.
-
-    Attributes:
-        upload: as the method's server reads it.
-        losses: `[2]`.
-        answered: whether it answered in the right form, finite or not: asking again would give the same.
-        valid: whether it counts.
-        post: its accuracies, `[2, classes]`, NaN without them.
-        sent: bytes that arrived, by item.
-    """
+    """A client's validated answer to `train`; zeros, NaN and `valid` false where there is none."""
 
     upload: Tree
     losses: Tensor
-    answered: bool
-    valid: bool
     post: Tensor
-    sent: dict[str, int]
+    answered: bool = False
+    """Whether it answered in the right form, finite or not: asking again would give the same."""
+    valid: bool = False
 
 
 @final
 class Flower(Backend):
-    """Clients that Flower runs: virtual ones on this machine, or sites of their own, which keep their states.
-
-    Attributes:
-        connect: makes clients reachable; a simulation unless it is set.
-        transport: carries requests to them while `at_work`.
-    """
+    """Clients that Flower runs, which keep their states: a simulation unless `connect` is set to reach sites."""
 
     is_remote = True
 
@@ -117,7 +93,7 @@ class Flower(Backend):
         need_flower()
         super().__init__(method, federation, key, precision=precision)
         self.connect: Connect = simulated
-        self.transport: Transport | None = None
+        self.transport: Transport
         self._like: Tree | None = None
         if chunk_size:
             self.warnings.append("`chunk_size` has no effect: each client is a process of its own on `flower`.")
@@ -153,24 +129,21 @@ class Flower(Backend):
         clients, inputs = len(self.federation.clients), self.inputs or NO_INPUTS
         run = Federated(folder.absolute(), token, clients, self.min_clients, self.patience, inputs, done)
         with self.connect(run) as self.transport:
-            try:
-                yield
-            finally:
-                self.transport = None
+            yield
 
     def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Ask the participants to train; ask again those that could not, if too few answered."""
         self.reasons.clear()
-        downloads = {i: self._download(server, task.number, i) for i in task.participants}
-        received = dict[int, _Received]()
+        downloads = self._downloads(server, task.number, task.participants)
+        like, received = self._upload_like(server, task.number), dict[int, _Received]()
         wanted, answered = min(self.min_clients, len(downloads)), 0
         for _ in range(1 + RETRIES):
             left = {i: down for i, down in downloads.items() if i not in received or not received[i].answered}
             replies = self._ask("train", task, left, wanted - answered)
-            received |= {i: self._receive(server, task, i, replies[i]) for i in left}
+            received |= {i: self._receive(i, replies[i], like) for i in left}
             answered = sum(one.answered for one in received.values())
             if answered >= wanted:
-                return self._stacked(task, downloads, [received[i] for i in task.participants])
+                return self._stacked(task, downloads, [received[i] for i in task.participants], itemise(like))
         reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(received.items()) if not one.answered)
         raise TooFewError(
             f"round {task.number + 1} was asked for {1 + RETRIES} times, but {answered} of {len(received)} clients "
@@ -180,7 +153,7 @@ class Flower(Backend):
     def view(self, server: Tree, task: Round) -> Tree:
         """Ask every client to evaluate the model that the next broadcast gives it."""
         everyone = range(len(self.federation.clients))
-        downloads = {i: self._download(server, task.number + 1, i) for i in everyone}
+        downloads = self._downloads(server, task.number + 1, everyone)
         replies = self._ask("view", task, downloads, self.min_clients)
         metrics = {i: reply.metrics for i, reply in replies.items() if isinstance(reply, Answer)}
         named = Counter(name for reported in metrics.values() for name in reported if name not in RESERVED)
@@ -195,9 +168,11 @@ class Flower(Backend):
         """Return nothing: `fedmate adapt` adapts to unseen clients, at their own site."""
         return {}
 
+    def _downloads(self, server: Tree, round_number: int, clients: Iterable[int]) -> dict[int, Tree]:
+        device = self.key.device
+        return {i: self.download(server, round_number, torch.tensor(i, device=device)) for i in clients}
+
     def _ask(self, kind: Kind, task: Round, downloads: Mapping[int, Tree], wanted: int) -> dict[int, Reply]:
-        if self.transport is None:
-            raise RuntimeError("clients are reached only within `at_work`")
         requests = {i: Request(kind, task.number, task.evaluate, flatten(down)) for i, down in downloads.items()}
         replies = self.transport.send(requests, wanted)
         for i, reply in sorted(replies.items()):
@@ -207,11 +182,10 @@ class Flower(Backend):
                 self.warnings.append(f"round {task.number + 1}: not evaluated, {reply.reason}: client {i}")
         return replies
 
-    def _receive(self, server: Tree, task: Round, client: int, reply: Reply) -> _Received:
+    def _receive(self, client: int, reply: Reply, like: Tree) -> _Received:
         """Validate an answer; one that is refused never reaches the others, and its reason is noted."""
-        like = self._upload_like(server, task.number)
         losses = torch.full((2,), math.nan, dtype=torch.float64)
-        nothing = _Received(like, losses, answered=False, valid=False, post=self._accuracies(None), sent={})
+        nothing = _Received(like, losses, self._accuracies(None))
         if isinstance(reply, ErrorReply):
             return nothing
         reported = reply.metrics.get("losses", [])
@@ -229,11 +203,10 @@ class Flower(Backend):
         except RefusedError as error:
             self.reasons[client] = f"upload refused, {sentence(str(error))}"
             return nothing
-        post = self._accuracies(reply.metrics.get("post"))
-        return _Received(upload, losses, answered=True, valid=valid, post=post, sent=itemise(like))
+        return _Received(upload, losses, self._accuracies(reply.metrics.get("post")), answered=True, valid=valid)
 
     def _stacked(
-        self, task: Round, downloads: Mapping[int, Tree], received: Sequence[_Received]
+        self, task: Round, downloads: Mapping[int, Tree], received: Sequence[_Received], size: dict[str, int]
     ) -> tuple[ClientResult, Crossed]:
         together = ClientResult(
             client={},
@@ -243,7 +216,8 @@ class Flower(Backend):
             views={"post": torch.stack([one.post for one in received])} if task.evaluate else {},
             diagnostics={},
         )
-        return together, [(itemise(downloads[i]), one.sent) for i, one in zip(task.participants, received, strict=True)]
+        sent = [size if one.answered else {} for one in received]
+        return together, [(itemise(downloads[i]), up) for i, up in zip(task.participants, sent, strict=True)]
 
     def _upload_like(self, server: Tree, round_number: int) -> Tree:
         """Return an upload of this round in shape and type, all zeros."""
@@ -260,16 +234,12 @@ class Flower(Backend):
         A client with its own data reports one accuracy, which stands in the second row for all classes.
         """
         classes, at_sites = self.method.setup.num_classes, self.federation.at_sites
-        size = 1 if at_sites else 2 * classes
-        values = reported if reported is not None and len(reported) == size else [math.nan] * size
-        found = torch.tensor(values, dtype=torch.float64)
-        found = found.masked_fill(~((found >= 0) & (found <= 1)), math.nan)
-        if not at_sites:
-            return found.reshape(2, classes)
-        return torch.stack([torch.full_like(found, math.nan), found]).expand(2, classes)
-
-    def _download(self, server: Tree, round_number: int, client: int) -> Tree:
-        return self.download(server, round_number, torch.tensor(client, device=self.key.device))
+        if reported is None or len(reported) != (1 if at_sites else 2 * classes):
+            reported = [math.nan] * (2 * classes)
+        elif at_sites:
+            reported = [math.nan] * classes + reported * classes
+        found = torch.tensor(reported, dtype=torch.float64)
+        return found.masked_fill(~((found >= 0) & (found <= 1)), math.nan).reshape(2, classes)
 
 
 def identity(folder: Path) -> str:
@@ -277,14 +247,11 @@ def identity(folder: Path) -> str:
     path = folder / IDENTITY
     if not path.exists() and not Checkpoint(folder).state.round:
         storage.write_new(path, json.dumps({"experiment": secrets.token_hex(16)}).encode() + b"\n")
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         token = str(json.loads(path.read_bytes())["experiment"])
-        if re.fullmatch(r"[0-9a-f]{32}", token) is None:
-            raise ValueError("it holds no token")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
-        raise UserError(
-            f"`{path}` holds the token by which clients know this run, but cannot be used ({reason}); put it back from "
-            "a copy, or start a new run."
-        ) from None
-    return token
+        if re.fullmatch(r"[0-9a-f]{32}", token):
+            return token
+    raise UserError(
+        f"`{path}` holds the token by which clients know this run, but cannot be used; put it back from a copy, or "
+        "start a new run."
+    )

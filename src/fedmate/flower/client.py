@@ -10,16 +10,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from fedmate import storage
 from fedmate.backends.base import one_thread
 from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, num_bytes, select, unmapped
 from fedmate.core.serialise import DamagedError, fit_to
-from fedmate.flower.client_state import ClientState
+from fedmate.flower.client_state import MODEL, ClientState
 from fedmate.flower.messages import Answer, MessageError, Metrics, Request
-
-FLOAT_BYTES = 8
-"""Of a number in the metrics."""
 
 
 @final
@@ -28,16 +26,10 @@ class Client:
     """One client, ready to answer.
 
     Attributes:
-        number: which client it is.
-        num_clients: how many there are.
         method: with its setup, as the server has it.
-        data: its samples.
         test: the samples that its models are tested on.
         key: the experiment's randomness.
-        state: where its state is kept.
-        precision: of products on a GPU.
-        describe: makes the file of its own model, given parameters and the number of rounds done; without it no model
-            is kept.
+        describe: makes the file of its own model, given parameters and the number of rounds done.
         reports_own: whether it reports one accuracy for each view, on its own test; otherwise those of all classes, as
             the server of a simulation needs them.
     """
@@ -60,9 +52,9 @@ class Client:
 
     def _train(self, request: Request) -> Answer:
         state = self.state.begin(request.round, self._initial())
-        download = self._download(request, request.round)
+        download, key = self._download(request, request.round), self._key(request)
         test = self.test if request.evaluate else None
-        trained = train_client(self.method, request.round, state, download, self.data, self._key(request), test)
+        trained = train_client(self.method, request.round, state, download, self.data, key, test)
         # On the disk before anything leaves: a client never forgets what it has sent.
         self.state.save(request.round, state, trained.client)
         metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
@@ -71,23 +63,29 @@ class Client:
     def _view(self, request: Request) -> Answer:
         """Evaluate the model that the client would have after the next broadcast; its state stays as it is."""
         state = self.state.begin(request.round + 1, self._initial())
-        download = self._download(request, request.round + 1)
-        personal, views = view_client(self.method, state, download, self.data, self._key(request), self.test)
+        download, key = self._download(request, request.round + 1), self._key(request)
+        personal, views = view_client(self.method, state, download, self.data, key, self.test)
         if self.describe is not None:
-            self.state.save_model(self.describe(personal, request.round + 1))
+            storage.replace(self.state.folder / MODEL, self.describe(personal, request.round + 1))
         return self._logged(request, {}, self._report(views))
 
     def _logged(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
-        """Write the bytes of an answer to the audit log, and return it."""
+        """Write the bytes of an answer to the audit log, eight for each number of the metrics, and return it."""
         parts = {part: num_bytes({part: content}) for part, content in upload.items()}
-        self.state.log(request.round, {**parts, "metrics": FLOAT_BYTES * sum(map(len, metrics.values()))})
+        self.state.log(request.round, {**parts, "metrics": 8 * sum(map(len, metrics.values()))})
         return Answer(flatten(upload), metrics)
 
     def _report(self, views: Tree) -> Metrics:
         if not self.reports_own:
             return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
         counts = class_counts(self.data, self.method.setup.num_classes).double()
-        return {name: [_weighted(accuracies[1], counts)] for name, accuracies in views.items()}
+        reported: Metrics = {}
+        for name, (_, accuracies) in views.items():
+            # Classes weigh as the client holds them, without those that its test lacks; NaN if none is left.
+            known = ~accuracies.isnan()
+            weights = counts[known] / counts[known].sum()
+            reported[name] = [float((accuracies[known].double() * weights).sum()) if weights.any() else math.nan]
+        return reported
 
     def _initial(self) -> Tree:
         return self.method.init_client(self.method.setup.model.init_params(), fold(self.key, "client", self.number))
@@ -106,10 +104,3 @@ class Client:
             raise MessageError(
                 f"the download of round {request.round + 1} is none of this experiment: {error}"
             ) from None
-
-
-def _weighted(accuracies: Tensor, counts: Tensor) -> float:
-    """Weigh classes as the client holds them, without those that its test lacks; NaN if none is left."""
-    known = ~accuracies.isnan()
-    weights = counts[known] / counts[known].sum()
-    return float((accuracies[known].double() * weights).sum()) if counts[known].any() else math.nan

@@ -28,13 +28,10 @@ from fedmate.flower.messages import PublicError
 VIRTUAL = "sites"
 """The folder inside a run's where virtual clients keep their states."""
 
-STATE, AUDIT = "state.safetensors", "audit.csv"
+STATE, MODEL, AUDIT = "state.safetensors", "model.safetensors", "audit.csv"
 
 COLUMNS = ("when", "round", "part", "bytes")
 """Of the audit log."""
-
-PRIVATE = 0o700
-"""The mode of a folder that only its owner may read."""
 
 
 class AheadError(PublicError):
@@ -49,7 +46,7 @@ def utc(seconds: float) -> str:
 def make_private(state: Path) -> None:
     """Make a site's folder for its owner alone; an existing one stays as it is."""
     try:
-        storage.make_folder(state, PRIVATE)
+        storage.make_folder(state, 0o700)
     except OSError as error:
         raise UserError(
             f"`state` is `{state}`, which cannot be made ({error.strerror}); name a folder that may be written to."
@@ -58,13 +55,7 @@ def make_private(state: Path) -> None:
 
 @final
 class ClientState:
-    """The folder of one client in one experiment.
-
-    Args:
-        folder: where a site keeps all its states.
-        experiment: the token of the run.
-        client: its number.
-    """
+    """The folder of one client in one experiment, which has a token, inside a site's for all its states."""
 
     def __init__(self, folder: Path, experiment: str, client: int) -> None:
         if not {*experiment} <= {*"0123456789abcdef"} or len(experiment) < 8:
@@ -78,11 +69,7 @@ class ClientState:
         return storage.Lock(self.folder / "lock")
 
     def begin(self, round_number: int, initial: Tree) -> Tree:
-        """Return the state that a round starts from.
-
-        Args:
-            round_number: the round that the server asks for.
-            initial: the client's state before its first round, which is also the pattern of the others.
+        """Return the state that a round starts from: `initial`, or one of its form.
 
         Raises:
             AheadError: the client has taken part in a later round.
@@ -99,8 +86,6 @@ class ClientState:
             last = int(note["round"])
         except (DamagedError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"`{path}` cannot be used ({error}); put it back from a copy.") from None
-        except OSError as error:
-            raise UserError(f"`{path}` cannot be read ({error.strerror}); give the site the right to.") from None
         if last > round_number:
             raise AheadError(
                 f"client {self._identity['partition']} is asked for round {round_number + 1}, but has done round "
@@ -113,10 +98,6 @@ class ClientState:
         """Save the states around a round; they are on the disk when this returns."""
         note = {**self._identity, "round": round_number}
         storage.replace(self.folder / STATE, pack({"before": before, "after": after}, note))
-
-    def save_model(self, content: bytes) -> None:
-        """Save the client's own model over an earlier one."""
-        storage.replace(self.folder / "model.safetensors", content)
 
     def log(self, round_number: int, parts: Mapping[str, int]) -> None:
         """Write the bytes of each part that leaves the site to the audit log."""

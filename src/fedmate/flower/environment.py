@@ -13,24 +13,22 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Without it Ray hides GPUs from its workers.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Nothing is written to the terminal about workers that have ended.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
 }
-"""The environment of all processes: nothing calls home, and nothing is installed without the user's knowledge.
-
-The last but one keeps Ray from hiding GPUs from its workers, and the last from writing to the terminal about workers
-that have ended.
-"""
+"""The environment of all processes: nothing calls home, and nothing is installed without the user's knowledge."""
 
 
 def need_flower(*, simulation: bool = False) -> None:
     """Raise `UserError` unless Flower is installed, and for a `simulation` Ray."""
-    missing = next((name for name in ("flwr", "ray") if find_spec(name) is None), None)
-    if missing == "flwr" or (missing == "ray" and simulation):
-        raise UserError(
-            f"the back end `flower` needs the package `{missing}`, which is missing; run "
-            "`pip install 'fedmate[flower]'`."
-        )
+    for name in ("flwr", "ray") if simulation else ("flwr",):
+        if find_spec(name) is None:
+            raise UserError(
+                f"the back end `flower` needs the package `{name}`, which is missing; run "
+                "`pip install 'fedmate[flower]'`."
+            )
 
 
 def silence() -> None:

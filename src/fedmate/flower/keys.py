@@ -14,7 +14,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -32,22 +32,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedmate import storage
 from fedmate.errors import UserError
 
-AUTHORITY_DAYS = 3650
+Key: TypeAlias = ec.EllipticCurvePrivateKey
+
+AUTHORITY_DAYS, MOST_SITES = 3650, 1000
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of the SuperLink's machine for its own processes."""
 
-MOST_SITES = 1000
-
 
 class Item(NamedTuple):
-    """A file of a federation.
-
-    Attributes:
-        path: where it is.
-        is_new: whether it was made now.
-        place: where it belongs.
-    """
+    """A file of a federation, whether it was made now, and where it belongs."""
 
     path: Path
     is_new: bool
@@ -55,15 +49,12 @@ class Item(NamedTuple):
 
 
 def make_keys(folder: Path, servers: Sequence[str], sites: Sequence[str], days: int) -> list[Item]:
-    """Make the missing keys of sites, and of a server if names for it are given.
-
-    Args:
-        folder: where they are kept.
-        servers: the names and addresses by which sites reach the server.
-        sites: their names.
-        days: how long the server's certificate is valid.
-    """
-    names = [_server_name(name) for name in servers]
+    """Make the missing keys of sites, and of a server if it has names; its certificate is valid for `days`."""
+    names = {str(_address(name.strip("[]")) or name.lower()): name for name in servers}
+    for found, name in names.items():
+        # A name that ends with a number is meant to be an address.
+        if not _address(found) and not re.fullmatch(r"([a-z0-9-]{1,63}\.)*(?=[0-9-]*[a-z])[a-z0-9-]{1,63}", found):
+            raise UserError(f"`--server` got `{name}`; give the name or address of a machine, without a port.")
     try:
         storage.make_folder(folder)
     except FileExistsError:
@@ -94,62 +85,51 @@ def site_names(text: str) -> list[str]:
     return names
 
 
-def _server_name(name: str) -> str:
-    """Return a name or an address of the server as certificates have it."""
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return str(ipaddress.ip_address(name.strip("[]")))
+        return ipaddress.ip_address(name)
     except ValueError:
-        # A name that ends with a number is meant to be an address.
-        if re.fullmatch(r"([a-z0-9-]{1,63}\.)*(?=[0-9-]*[a-z])[a-z0-9-]{1,63}", name.lower()):
-            return name.lower()
-        raise UserError(f"`--server` got `{name}`; give the name or address of a machine, without a port.") from None
+        return None
 
 
 def _server_items(folder: Path, names: list[str], days: int) -> list[Item]:
-
-    authority_key, ca_key_is_new = _key(folder / "ca.key")
-    authority, ca_is_new = _certificate(
-        folder / "ca.crt", lambda: _sign("fedmate authority", authority_key, AUTHORITY_DAYS, authority_key, None, [])
-    )
-    if authority.public_key() != authority_key.public_key():
+    ca_key, ca_key_is_new = _key(folder / "ca.key")
+    ca, ca_is_new = _certificate(folder / "ca.crt", lambda: _sign("fedmate authority", ca_key, AUTHORITY_DAYS, ca_key))
+    if ca.public_key() != ca_key.public_key():
         raise UserError(f"`{folder / 'ca.key'}` is not the key of `ca.crt`; put the right one back.")
     key, key_is_new = _key(folder / "server.key")
-    certificate, is_new = _certificate(
-        folder / "server.crt", lambda: _sign("fedmate server", key, days, authority_key, authority, names)
-    )
+    path = folder / "server.crt"
+    certificate, is_new = _certificate(path, lambda: _sign("fedmate server", key, days, ca_key, ca.subject, names))
     found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     covered = [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
     missing = next((name for name in names if name not in covered), None)
     if missing is not None:
         raise UserError(
-            f"`{folder / 'server.crt'}` is for {', '.join(covered)} and not for `{missing}`; move it elsewhere to have "
-            "another one made."
+            f"`{path}` is for {', '.join(covered)} and not for `{missing}`; move it elsewhere to have another one made."
         )
-    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     return [
         Item(folder / "ca.key", ca_key_is_new, "stays here, out of reach: its owner can pose as the server"),
         Item(folder / "ca.crt", ca_is_new, "to the server and to every site"),
         Item(folder / "server.key", key_is_new, "to the server alone"),
-        Item(folder / "server.crt", is_new, f"to the server; valid until {until}"),
+        Item(path, is_new, f"to the server; valid until {certificate.not_valid_after_utc:%Y-%m-%d}"),
     ]
 
 
 def _site_items(folder: Path, site: str) -> list[Item]:
     """Make a site's pair of keys; a missing public half is made from the private one."""
     private, public = folder / site, folder / f"{site}.pub"
-    items = []
-    # A site that made its keys itself keeps the private one.
-    if private.exists() or not public.exists():
-        key, is_new = _key(private, openssh=True)
-        items.append(Item(private, is_new, f"to {site} alone"))
-    public_is_new = not public.exists()
-    if public_is_new:
+    is_registered, place = public.exists(), "to the server, to be registered there"
+    if is_registered and not private.exists():
+        # A site that made its keys itself keeps the private one.
+        return [Item(public, False, place)]
+    key, is_new = _key(private, openssh=True)
+    if not is_registered:
         line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {site}\n".encode()
         storage.write_new(public, line)
-    return [*items, Item(public, public_is_new, "to the server, to be registered there")]
+    return [Item(private, is_new, f"to {site} alone"), Item(public, not is_registered, place)]
 
 
-def _key(path: Path, *, openssh: bool = False) -> tuple[ec.EllipticCurvePrivateKey, bool]:
+def _key(path: Path, *, openssh: bool = False) -> tuple[Key, bool]:
     """Return the private key in a file, and whether it was made now: ECDSA on P-384, as a SuperLink takes it."""
     is_new = not path.exists()
     if is_new:
@@ -162,7 +142,7 @@ def _key(path: Path, *, openssh: bool = False) -> tuple[ec.EllipticCurvePrivateK
         key = (load_ssh_private_key if openssh else load_pem_private_key)(path.read_bytes(), None)
     except (ValueError, TypeError):
         key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, Key):
         raise UserError(f"`{path}` is no elliptic-curve private key without a password; move it elsewhere.")
     return key, is_new
 
@@ -182,20 +162,15 @@ def _certificate(path: Path, make: Callable[[], x509.Certificate]) -> tuple[x509
 
 
 def _sign(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    days: int,
-    authority_key: ec.EllipticCurvePrivateKey,
-    authority: x509.Certificate | None,
-    servers: Sequence[str],
+    name: str, key: Key, days: int, signer: Key, issuer: x509.Name | None = None, servers: Sequence[str] = ()
 ) -> x509.Certificate:
-    """Make a certificate: of a server under these names, or without an `authority` that of the authority itself."""
+    """Make a certificate: of a server under these names, or without an `issuer` that of the authority itself."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject if authority is None else authority.subject)
+        .issuer_name(issuer or subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         # A site's clock may be behind.
@@ -203,20 +178,13 @@ def _sign(
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    if authority is None:
+    if issuer is None:
         signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(signs, critical=True)
-    else:
-        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_san, servers))), critical=False)
-        builder = builder.add_extension(identifier, critical=False)
-    return builder.sign(authority_key, SHA384())
-
-
-def _san(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
+        return builder.add_extension(signs, critical=True).sign(signer, SHA384())
+    found = [(name, _address(name)) for name in servers]
+    names = x509.SubjectAlternativeName([x509.IPAddress(ip) if ip else x509.DNSName(name) for name, ip in found])
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    for extension in (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), names, identifier):
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer, SHA384())

@@ -11,7 +11,6 @@ Reading it executes nothing, and its receiver compares all paths, shapes and typ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from fedmate.errors import FedmateError
 
 if TYPE_CHECKING:
-    from flwr.app import Array, ArrayRecord, RecordDict
+    from flwr.app import ArrayRecord, RecordDict
 
 Leaves: TypeAlias = dict[str, Tensor]
 """A tree as it travels: its leaves by path."""
@@ -42,13 +41,9 @@ LONGEST = 300
 
 
 class Request(NamedTuple):
-    """A server's request to a client.
+    """A server's request to a client in round t, from 0; `download` has the parts that cross.
 
-    Attributes:
-        kind: `train`: take part in a round. `view`: evaluate the model that this download makes.
-        round: t, from 0.
-        evaluate: whether to evaluate the result of training.
-        download: the parts that cross, by path.
+    Of kind `train`: take part, and `evaluate` the result or not. Of kind `view`: evaluate the model that it makes.
     """
 
     kind: Kind
@@ -58,12 +53,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A client's answer.
-
-    Attributes:
-        upload: the parts that cross, by path; empty for a view.
-        metrics: the numbers that it reports.
-    """
+    """A client's answer: the parts that cross, none for a view, and the numbers that it reports."""
 
     upload: Leaves
     metrics: Metrics
@@ -76,13 +66,6 @@ class ErrorReply(NamedTuple):
 
 
 Reply: TypeAlias = Answer | ErrorReply
-
-
-class Address(NamedTuple):
-    """The token of an experiment and the number of one of its clients."""
-
-    experiment: str
-    client: int
 
 
 class Introduction(NamedTuple):
@@ -106,115 +89,104 @@ def sentence(text: str) -> str:
     return "".join(mark if mark.isprintable() else "?" for mark in lines[0])[:LONGEST]
 
 
-def write_request(address: Address, request: Request) -> RecordDict:
-    """Return a request as records."""
+def write_request(experiment: str, client: int, request: Request) -> RecordDict:
+    """Return a request to a client of an experiment, which has a token, as records."""
     from flwr.app import ConfigRecord, RecordDict
 
     asked = {"kind": request.kind, "round": request.round, "evaluate": request.evaluate}
-    return RecordDict({"download": _arrays(request.download), "request": ConfigRecord({**address._asdict(), **asked})})
+    record = ConfigRecord({"experiment": experiment, "client": client, **asked})
+    return RecordDict({"download": _arrays(request.download), "request": record})
 
 
-def read_request(content: RecordDict) -> tuple[Address, Request]:
-    """Return the request and its address, or raise `MessageError`."""
-    _check_names(content, {"download", "request"})
+def read_request(content: RecordDict) -> tuple[str, int, Request]:
+    """Return experiment, client and request, or raise `MessageError`."""
+    _check_names(content, "download", "request")
     types = {"experiment": str, "client": int, "kind": str, "round": int, "evaluate": bool}
     found = _entries(content, "request", types)
     if found["kind"] not in get_args(Kind) or found["round"] < 0:
         raise MessageError("`request` has an unknown kind or a negative round")
     request = Request(found["kind"], found["round"], found["evaluate"], _leaves(content, "download"))
-    return Address(found["experiment"], found["client"]), request
+    return found["experiment"], found["client"], request
 
 
-def write_answer(answer: Reply) -> RecordDict:
-    """Return an answer, or the reason why there is none, as records."""
+def write_reply(reply: Reply | Introduction) -> RecordDict:
+    """Return an answer, a node's introduction, or the reason why there is none, as records."""
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-    if isinstance(answer, ErrorReply):
-        return RecordDict({"error": ConfigRecord({"reason": sentence(answer.reason)})})
-    return RecordDict({"upload": _arrays(answer.upload), "metrics": MetricRecord(dict(answer.metrics))})
+    if isinstance(reply, ErrorReply):
+        return RecordDict({"error": ConfigRecord({"reason": sentence(reply.reason)})})
+    if isinstance(reply, Introduction):
+        return RecordDict({"node": ConfigRecord(reply._asdict())})
+    return RecordDict({"upload": _arrays(reply.upload), "metrics": MetricRecord(dict(reply.metrics))})
 
 
 def read_answer(content: RecordDict) -> Reply:
     """Return the answer to a request, or raise `MessageError`."""
     if "error" in content:
-        return _error(content)
-    _check_names(content, {"upload", "metrics"})
-    metrics = dict(_record(content, "metrics", "MetricRecord"))
-    for values in metrics.values():
-        if not isinstance(values, list) or any(type(value) is not float for value in values):
-            raise MessageError("`metrics` holds something else than lists of floats")
+        return _read_error(content)
+    _check_names(content, "upload", "metrics")
+    metrics = _record(content, "metrics", "MetricRecord")
+    if any(not isinstance(values, list) or {*map(type, values)} - {float} for values in metrics.values()):
+        raise MessageError("`metrics` holds something else than lists of floats")
     return Answer(_leaves(content, "upload"), metrics)
-
-
-def write_introduction(node: Introduction | ErrorReply) -> RecordDict:
-    """Return a node's introduction, or the reason why there is none, as records."""
-    from flwr.app import ConfigRecord, RecordDict
-
-    if isinstance(node, ErrorReply):
-        return write_answer(node)
-    return RecordDict({"node": ConfigRecord(node._asdict())})
 
 
 def read_introduction(content: RecordDict) -> Introduction | ErrorReply:
     """Return a node's introduction, or raise `MessageError`."""
     if "error" in content:
-        return _error(content)
-    _check_names(content, {"node"})
+        return _read_error(content)
+    _check_names(content, "node")
     found = _entries(content, "node", {"partition": int, "fedmate": str})
     return Introduction(found["partition"], sentence(found["fedmate"]))
 
 
-def _error(content: RecordDict) -> ErrorReply:
-    _check_names(content, {"error"})
+def _read_error(content: RecordDict) -> ErrorReply:
+    _check_names(content, "error")
     return ErrorReply(sentence(_entries(content, "error", {"reason": str})["reason"]))
 
 
-def _check_names(content: RecordDict, names: set[str]) -> None:
-    if {*content} != names:
+def _check_names(content: RecordDict, *names: str) -> None:
+    if {*content} != {*names}:
         found = ", ".join(f"`{sentence(name)}`" for name in content)
-        raise MessageError(f"the message holds {found or 'nothing'} instead of {', '.join(sorted(names))}")
+        raise MessageError(f"the message holds {found or 'nothing'} instead of {', '.join(names)}")
 
 
-def _record(content: RecordDict, name: str, kind: str) -> Mapping[str, Any]:
-    record: Mapping[str, Any] = content[name]
-    if type(record).__name__ != kind:
-        raise MessageError(f"`{name}` is a `{type(record).__name__}`, not a `{kind}`")
-    return record
+def _record(content: RecordDict, name: str, kind: str) -> dict[str, Any]:
+    if type(content[name]).__name__ != kind:
+        raise MessageError(f"`{name}` is a `{type(content[name]).__name__}`, not a `{kind}`")
+    return dict(content[name])
 
 
-def _entries(content: RecordDict, name: str, types: Mapping[str, type]) -> dict[str, Any]:
+def _entries(content: RecordDict, name: str, types: dict[str, type]) -> dict[str, Any]:
     """Return the entries of a record if they have exactly these types: to Python, true is an integer."""
-    record = dict(_record(content, name, "ConfigRecord"))
+    record = _record(content, name, "ConfigRecord")
     if {key: type(value) for key, value in record.items()} != types:
         raise MessageError(f"`{name}` has other entries than {', '.join(types)}, or entries of another type")
     return record
 
 
 def _arrays(leaves: Leaves) -> ArrayRecord:
-    from flwr.app import ArrayRecord
+    from flwr.app import Array, ArrayRecord
 
-    return ArrayRecord({path: _array(leaf) for path, leaf in leaves.items()})
-
-
-def _array(leaf: Tensor) -> Array:
-    from flwr.app import Array
-
-    dtype = str(leaf.dtype).removeprefix("torch.")
-    numbers = leaf.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False)
-    return Array(dtype=dtype, shape=tuple(leaf.shape), stype=STYPE, data=numbers.tobytes())
+    arrays = {}
+    for path, leaf in leaves.items():
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        numbers = leaf.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False)
+        arrays[path] = Array(dtype=dtype, shape=tuple(leaf.shape), stype=STYPE, data=numbers.tobytes())
+    return ArrayRecord(arrays)
 
 
 def _leaves(content: RecordDict, name: str) -> Leaves:
-    return {path: _tensor(f"{name}/{path}", array) for path, array in _record(content, name, "ArrayRecord").items()}
-
-
-def _tensor(place: str, array: Array) -> Tensor:
-    try:
-        if array.stype != STYPE or place != sentence(place):
-            raise ValueError
-        numbers = np.frombuffer(array.data, DTYPES[array.dtype]).reshape(array.shape)
-        # A copy in this machine's byte order; any byte but 0 makes a true value.
-        own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
-        return own.to(getattr(torch, array.dtype))
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
-        raise MessageError(f"`{sentence(place)}` has bytes that do not fit its type and shape") from None
+    leaves: Leaves = {}
+    for path, array in _record(content, name, "ArrayRecord").items():
+        try:
+            if array.stype != STYPE or path != sentence(path):
+                raise ValueError
+            numbers = np.frombuffer(array.data, DTYPES[array.dtype]).reshape(array.shape)
+            # A copy in this machine's byte order; any byte but 0 makes a true value.
+            own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
+            leaves[path] = own.to(getattr(torch, array.dtype))
+        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+            place = sentence(f"{name}/{path}")
+            raise MessageError(f"`{place}` has bytes that do not fit its type and shape") from None
+    return leaves

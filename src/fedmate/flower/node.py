@@ -22,22 +22,21 @@ from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.export import TrainedRun, describe
 from fedmate.experiment.partitioning import make_federation, split_samples
+from fedmate.experiment.prepare import compose
 from fedmate.experiment.signature import Signature
 from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState, make_private
 from fedmate.flower.messages import (
-    Answer,
     ErrorReply,
     Introduction,
     MessageError,
     PublicError,
     read_request,
     sentence,
-    write_answer,
-    write_introduction,
+    write_reply,
 )
-from fedmate.flower.run_config import experiment_of
+from fedmate.flower.run_config import request_of
 from fedmate.flower.site_data import load_data, read_site
 
 if TYPE_CHECKING:
@@ -57,9 +56,6 @@ class NodeError(PublicError, UserError):
 
 class SiteDataError(PublicError):
     """A site's own data cannot be used; the reason is for its own log, and does not leave it."""
-
-
-# -------------------- messages
 
 
 def client_app(open_client: Callable[[Context, str], Client], *, is_virtual: bool = False) -> ClientApp:
@@ -88,53 +84,35 @@ def client_app(open_client: Callable[[Context, str], Client], *, is_virtual: boo
 
 
 def answer(content: RecordDict, open_client: OpenClient, *, is_virtual: bool = False) -> RecordDict:
-    """Return the answer to a request; an error becomes a sentence, without a traceback."""
+    """Return the answer to a request; an error becomes a sentence that may leave the site, without a traceback."""
     try:
-        return write_answer(_answer(content, open_client))
+        experiment, number, request = read_request(content)
+        client = open_client(experiment)
+        if client.number != number:
+            raise MessageError(f"client {number} is asked, but this is client {client.number}")
+        return write_reply(client.answer(request))
     except Exception as error:
-        return write_answer(_error_reply(error, is_virtual))
+        logging.getLogger("fedmate.site").error("a message could not be answered", exc_info=error)
+        if isinstance(error, storage.BusyError):
+            reason = "it is still at an earlier message"
+        elif isinstance(error, PublicError) or is_virtual:
+            kind = "" if isinstance(error, FedmateError) else f"{type(error).__name__}: "
+            reason = (kind + sentence(str(error))).removesuffix(".")
+        else:
+            reason = f"it failed, and its own log says why ({type(error).__name__})"
+        return write_reply(ErrorReply(reason))
 
 
 def introduce(node_config: Mapping[str, Any]) -> RecordDict:
     """Return a node's introduction."""
     partition = node_config.get("partition-id")
     if type(partition) is not int or partition < 0:
-        return write_introduction(ErrorReply(f"a node's `partition-id` is {partition!r}, which is no client's number"))
-    return write_introduction(Introduction(partition, __version__))
-
-
-def _answer(content: RecordDict, open_client: OpenClient) -> Answer:
-    address, request = read_request(content)
-    client = open_client(address.experiment)
-    if client.number != address.client:
-        raise MessageError(f"client {address.client} is asked, but this is client {client.number}")
-    return client.answer(request)
-
-
-def _error_reply(error: Exception, is_virtual: bool) -> ErrorReply:
-    """Return a sentence that may leave the site; the traceback stays in the site's own log."""
-    logging.getLogger("fedmate.site").error("a message could not be answered", exc_info=error)
-    if isinstance(error, storage.BusyError):
-        return ErrorReply("it is still at an earlier message")
-    if isinstance(error, PublicError) or is_virtual:
-        kind = "" if isinstance(error, FedmateError) else type(error).__name__
-        text = sentence(str(error)).removesuffix(".") if str(error).strip() else type(error).__name__
-        return ErrorReply(": ".join(dict.fromkeys(filter(None, [kind, text]))))
-    return ErrorReply(f"it failed, and its own log says why ({type(error).__name__})")
-
-
-# -------------------- a site's client
+        return write_reply(ErrorReply(f"a node's `partition-id` is {partition!r}, which is no client's number"))
+    return write_reply(Introduction(partition, __version__))
 
 
 class Plan(NamedTuple):
-    """Facts that all clients of an experiment share.
-
-    Attributes:
-        experiment: with the device of this machine.
-        method: with its setup.
-        signature: of its networks.
-        federation: the clients' samples; stand-ins where data lies with sites.
-    """
+    """Facts that all clients of an experiment share; the federation has stand-ins where data lies with sites."""
 
     experiment: Experiment
     method: Method
@@ -143,46 +121,47 @@ class Plan(NamedTuple):
 
 
 def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], token: str, folder: Path) -> Client:
-    """Return a node's client.
-
-    Args:
-        run_config: names the experiment.
-        node_config: set by the node's owner.
-        token: of the run.
-        folder: the app's, where experiments lie.
+    """Return a node's client in a run, which has a token, of an experiment in the app's folder.
 
     Raises:
         UserError: the node cannot take part in this experiment.
         SiteDataError: its own data cannot be used.
     """
     plan = _plan(tuple(sorted(run_config.items())), folder)
-    number = _number(node_config, len(plan.federation.clients))
-    data, test, state = _own(plan, node_config) if plan.federation.at_sites else _share(plan, node_config, number)
-    general = plan.experiment.general
+    federation, general = plan.federation, plan.experiment.general
+    number, clients = node_config.get("partition-id"), len(federation.clients)
+    if type(number) is not int or not 0 <= number < clients:
+        raise NodeError(
+            f"`partition-id` of the node config is {number!r}, but the experiment's clients are 0 to {clients - 1}; "
+            "give each node a number of its own."
+        )
+    if federation.at_sites:
+        data, test, state = _own(plan, node_config)
+    elif "site" in node_config:
+        raise NodeError(
+            f"the node config names a `site`, but the experiment is on `{plan.experiment.dataset.name}`, of which "
+            "clients get a share; choose an experiment on `sites`, or start the node without it."
+        )
+    else:
+        data, test = federation.clients[number], federation.test
+        state = expand("state", str(node_config["state"])) if "state" in node_config else default_state()
+        make_private(state)
     counts = class_counts(data, len(plan.signature.class_names)).tolist()
 
     def own_model(params: Tree, done: int) -> bytes:
         run = TrainedRun(plan.experiment, plan.method, plan.signature, done)
         return describe(run, params, number, counts).to_safetensors()
 
+    key, kept, at_sites = make_key(general.seed, general.device), ClientState(state, token, number), federation.at_sites
     return Client(
-        number,
-        len(plan.federation.clients),
-        plan.method,
-        data,
-        test,
-        make_key(general.seed, general.device),
-        ClientState(state, token, number),
-        general.precision,
-        describe=own_model,
-        reports_own=plan.federation.at_sites,
+        number, clients, plan.method, data, test, key, kept, general.precision, describe=own_model, reports_own=at_sites
     )
 
 
 # A process that answers one message after the other reads everything once.
 @lru_cache(maxsize=1)
 def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
-    experiment = experiment_of(dict(run_config), folder)
+    (experiment,) = compose(request_of(dict(run_config), folder))
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
     split = split_samples(experiment, NO_INPUTS)
     arrays, dtype = split.arrays, experiment.general.dtype
@@ -190,52 +169,20 @@ def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
     return Plan(experiment, make_method(experiment, signature), signature, make_federation(experiment, split))
 
 
-def _number(node_config: Mapping[str, Any], clients: int) -> int:
-    number = node_config.get("partition-id")
-    if type(number) is not int or not 0 <= number < clients:
-        raise NodeError(
-            f"`partition-id` of the node config is {number!r}, but the experiment's clients are 0 to {clients - 1}; "
-            "give each node a number of its own."
-        )
-    return number
-
-
 def _own(plan: Plan, node_config: Mapping[str, Any]) -> tuple[ClientData, ClientData, Path]:
     """Read a site's own data."""
-    file = _path(node_config, "site")
-    if file is None:
+    if "site" not in node_config:
         raise NodeError(
             "the data of this experiment lies with sites, but the node config has no `site`; name its file."
         )
     try:
-        site = read_site(file)
+        site = read_site(expand("site", str(node_config["site"])))
         return *load_data(site, plan.experiment), site.state
     except Exception as error:
         # Any text about the data may reveal something of it.
         raise SiteDataError("the site cannot use its own data, and its own log says why") from error
 
 
-def _share(plan: Plan, node_config: Mapping[str, Any], number: int) -> tuple[ClientData, ClientData, Path]:
-    """Take a client's share of the experiment's own data set."""
-    if "site" in node_config:
-        raise NodeError(
-            f"the node config names a `site`, but the experiment is on `{plan.experiment.dataset.name}`, of which "
-            "clients get a share; choose an experiment on `sites`, or start the node without it."
-        )
-    state = _path(node_config, "state") or default_state()
-    make_private(state)
-    return plan.federation.clients[number], plan.federation.test, state
-
-
 def default_state() -> Path:
     """Return the folder for states where none is named."""
     return expand(VARIABLE, os.environ.get(VARIABLE) or DEFAULT)
-
-
-def _path(node_config: Mapping[str, Any], key: str) -> Path | None:
-    value = node_config.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value:
-        raise UserError(f"`{key}` of the node config is {value!r}; give a path.")
-    return expand(key, value)

@@ -36,19 +36,13 @@ LATECOMERS = 70.0
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
-    """Run the experiment that a run config names; an error is printed as a sentence, and Flower's run fails.
-
-    Args:
-        grid: Flower's.
-        run_config: Flower's, with the keys that the app declares.
-        folder: the app's, where experiments lie.
-    """
+    """Run the experiment in the app's folder that a run config names, over Flower's grid."""
     console = Console(width=WIDTH, force_terminal=False)
     conduct(run_config, folder, over(grid, console), console)
 
 
 def conduct(run_config: Mapping[str, Any], folder: Path, connect: Connect, console: Console) -> None:
-    """Do what `serve` does, wherever clients are."""
+    """Do what `serve` does, wherever clients are; an error is printed as a sentence, and Flower's run fails."""
     try:
         request, out = request_of(run_config, folder), run_config["out"]
         place = expand("out", out).absolute() if out else None

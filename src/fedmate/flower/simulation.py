@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, final
 
 from fedmate.backends.sequential import available_cores
 from fedmate.core import make_key
@@ -45,16 +45,10 @@ if TYPE_CHECKING:
 
     from fedmate.flower.backend import Federated
 
-MakeClient: TypeAlias = Callable[[int], Client]
-"""Returns one of a run's clients, by its number."""
-
 LOCAL = "127.0.0.1"
 
-GRACE = 5.0
-"""Seconds for a simulation to end by itself after the last round."""
-
-END = 20.0
-"""Seconds for it to end after its workers were ended."""
+GRACE, END = 5.0, 20.0
+"""Seconds for a simulation to end by itself after the last round, and after its workers were ended."""
 
 _KEPT: list[ObjectRef] = []
 """Objects of this process's simulations. Ray gives the first object of each the same name, so forgetting that of an
@@ -71,12 +65,15 @@ def simulated(run: Federated) -> Iterator[Transport]:
 
     if ray.is_initialized():
         raise UserError("Ray runs in this process already, and `backend` is `flower`; call `ray.shutdown()` first.")
-    with _hushed(), _module_path():
+    with _surroundings():
         simulation = _Simulation(run)
         try:
             grid = simulation.grid()
-            _restore_sigterm()
-            yield GridTransport(grid, run.experiment, patience=run.patience, alive=simulation.is_alive)
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                # Ray's core took it when it started, and would abort with a trace of its own.
+                signal.signal(signal.SIGTERM, handler)
+            yield GridTransport(grid, run.experiment, patience=run.patience, alive=simulation.thread.is_alive)
         except BaseException as error:
             # Read now: ending it may raise errors of its own.
             cause = simulation.error
@@ -96,33 +93,26 @@ class _Simulation:
         self._done, self._grids = threading.Event(), queue.SimpleQueue[Any]()
         # Workers end when this socket is closed: see `_end_with`.
         self._lifeline = socket.create_server((LOCAL, 0), backlog=1024)
-        self._thread = threading.Thread(target=self._run, args=[run], name="flower", daemon=True)
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Return whether it still runs."""
-        return self._thread.is_alive()
+        self.thread = threading.Thread(target=self._run, args=[run], name="flower", daemon=True)
+        self.thread.start()
 
     def grid(self) -> Grid:
         """Return the grid as soon as there is one."""
-        while self.is_alive():
+        while self.thread.is_alive():
             with suppress(queue.Empty):
                 return self._grids.get(timeout=0.2)
         raise LostError("the simulation did not start")
 
-    def end(self, at_once: bool = False) -> None:
-        """End it; `at_once`: clients are not waited for."""
+    def end(self, *, at_once: bool = False) -> None:
+        """End it; `at_once` does not wait for clients."""
         import ray
 
         self._done.set()
-        if not at_once:
-            self._thread.join(GRACE)
-        if self.is_alive():
-            # Flower waits for what a worker is at; without the worker it does not.
-            self._lifeline.close()
-            self._thread.join(END)
-        ray.shutdown()
+        self.thread.join(0.0 if at_once else GRACE)
+        # Flower waits for what a worker is at; without the worker it does not.
         self._lifeline.close()
+        self.thread.join(END)
+        ray.shutdown()
 
     def _run(self, run: Federated) -> None:
         import ray
@@ -156,43 +146,27 @@ class _Simulation:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Keep Flower and Ray from writing to the terminal; the round loop reports what matters."""
-    loggers = [logging.getLogger(name) for name in ("flwr", "ray")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
+def _surroundings() -> Iterator[None]:
+    """Keep Flower and Ray from writing to the terminal, and let workers find the modules that this process finds."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("flwr", "ray"))}
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    for logger in levels:
         logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
-
-
-@contextmanager
-def _module_path() -> Iterator[None]:
-    """Let workers find the modules that this process finds."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    try:
-        yield
-    finally:
         os.environ.pop("PYTHONPATH")
         if before is not None:
             os.environ["PYTHONPATH"] = before
 
 
-def _restore_sigterm() -> None:
-    """Take SIGTERM back: Ray's core took it when it started, and would abort with a trace of its own."""
-    handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
-
-
 # -------------------- in a worker
 
 
-_RUNS: dict[tuple[Path, str], MakeClient] = {}
+_RUNS: dict[tuple[Path, str], Callable[[int], Client]] = {}
 """The runs that a worker has rebuilt, by folder and token; they last from message to message."""
 
 
@@ -200,40 +174,28 @@ def _open_client(folder: Path, inputs: ObjectRef, port: int, context: Context, t
     import ray
 
     if (folder, token) not in _RUNS:
-        _end_with(port)
+        threading.Thread(target=_end_with, args=[socket.create_connection((LOCAL, port))], daemon=True).start()
         _RUNS[folder, token] = rebuild(folder, ray.get(inputs), token)
     return _RUNS[folder, token](int(context.node_config["partition-id"]))
 
 
-def _end_with(port: int) -> None:
+def _end_with(connection: socket.socket) -> None:
     """End this worker as soon as the process that started it closes its socket, or is gone."""
-    connection = socket.create_connection((LOCAL, port))
-
-    def watch() -> None:
-        with suppress(OSError):
-            connection.recv(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    with suppress(OSError):
+        connection.recv(1)
+    os._exit(1)
 
 
-def rebuild(folder: Path, inputs: UserInputs, token: str) -> MakeClient:
+def rebuild(folder: Path, inputs: UserInputs, token: str) -> Callable[[int], Client]:
     """Load a run's data, partition it as the run does, and start from the parameters that the run started from."""
     experiment = stored_experiment(folder)
     initial, note = Checkpoint(folder).initial()
     method = make_method(experiment, Signature.from_dict(note), inputs, initial)
     federation, general = make_federation(experiment, split_samples(experiment, inputs)), experiment.general
+    clients, key = federation.clients, make_key(general.seed, general.device)
 
     def make(number: int) -> Client:
-        return Client(
-            number,
-            len(federation.clients),
-            method,
-            federation.clients[number],
-            federation.test,
-            make_key(general.seed, general.device),
-            ClientState(folder / VIRTUAL, token, number),
-            general.precision,
-        )
+        state = ClientState(folder / VIRTUAL, token, number)
+        return Client(number, len(clients), method, clients[number], federation.test, key, state, general.precision)
 
     return make

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmate.core import ClientData
 from fedmate.core.options import options_of
@@ -37,19 +38,15 @@ SHARED = ("crop", "flip")
 
 
 class SiteFile(NamedTuple):
-    """The content of a site's file.
+    """The content of a site's file: where it is, its folder for states, the loader with all options, and class names.
 
-    Attributes:
-        path: of the file.
-        state: the folder for what the site keeps.
-        loader: reads its data, all options spelled out.
-        class_names: of the loader's labels; its own names if there are none.
+    Without `class_names` the loader's own hold.
     """
 
     path: Path
     state: Path
     loader: Section
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...]
 
 
 def read_site(path: Path) -> SiteFile:
@@ -60,23 +57,37 @@ def read_site(path: Path) -> SiteFile:
         odd = next((key for key in values if key not in KEYS), None)
         if odd is not None:
             raise UserError(f"there is no key `{odd}`; {nearest(odd, KEYS)}")
-        state, data = values.get("state", "state"), values.get("data")
-        if not isinstance(state, str) or not state:
-            raise UserError(f"`state` is {state!r}; name the site's folder for its state.")
-        if not isinstance(data, dict) or not isinstance(data.get("loader"), str):
+        data = values.get("data")
+        if not isinstance(data, dict) or "loader" not in data:
             raise UserError('`data.loader` is missing; write `[data]` and `loader = "folder"`, or another.')
         names = data.get("class_names", [])
         if not isinstance(names, list) or len({*map(str, names)}) < len(names):
             raise UserError(f"`data.class_names` is {names!r}; give a list with a different name for each label.")
-        return SiteFile(path, path.parent / expand("state", state), _loader(path, data), tuple(map(str, names)))
+        state = path.parent / expand("state", str(values.get("state", "state")))
+        return SiteFile(path, state, _loader(path, data), tuple(map(str, names)))
+
+
+def _loader(path: Path, data: dict[str, Any]) -> Section:
+    """Return the loader with its options, whose paths are relative to the file."""
+    name = str(data["loader"])
+    values = {key: value for key, value in data.items() if key not in ("loader", "class_names")}
+    if name in FILELESS:
+        raise UserError(f"`data.loader` is `{name}`, which reads no files; use `folder`, `npz` or another.")
+    odd = next((key for key in SHARED if key in values), None)
+    if odd is not None:
+        raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
+    for key, field in options_of(DATASETS[name]).items():
+        if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
+            values[key] = str(path.parent / expand(f"data.{key}", values[key]))
+    return resolve([ConfigSource("its `[data]`", {"dataset": {**values, "name": name}})]).dataset
 
 
 def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> tuple[ClientData, ClientData]:
-    """Return a site's training and test samples, as its experiment reads them.
+    """Return a site's training and test samples, as its experiment on the data set `sites` reads them.
 
     Args:
         site: describes the data.
-        experiment: one on the data set `sites`, which declares what all sites have in common.
+        experiment: declares the common properties of all sites' data.
         keep: whether to cache the samples that were read in the site's `state`.
 
     Raises:
@@ -93,10 +104,20 @@ def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> t
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
     with _naming(site.path):
         loader: Dataset = DATASETS[site.loader.name](**site.loader.options)
-        arrays = _load(loader, site.state if keep else None)
+        if keep:
+            make_private(site.state)
+        if isinstance(loader, FileDataset):
+            # The cache lies in `state`, which only the site may read.
+            arrays = loader.load_through(data_folder(), [site.state] if keep else [])
+        else:
+            arrays = loader.load(data_folder())
         declared.check_site(arrays)
-        train, test = _split(_numbered(arrays, site.class_names, expected.class_names), experiment)
-        return ready(experiment, expected.normalisation, train), ready(experiment, expected.normalisation, test)
+        numbers = _numbers(arrays, site.class_names, expected.class_names)
+        train, test = (
+            ready(experiment, expected.normalisation, Samples(part.x, numbers[part.y]))
+            for part in _split(arrays, experiment)
+        )
+        return train, test
 
 
 @contextmanager
@@ -108,36 +129,11 @@ def _naming(path: Path) -> Iterator[None]:
         raise UserError(f"`{path}`: {error}") from None
 
 
-def _loader(path: Path, data: dict[str, Any]) -> Section:
-    """Return the loader with its options, whose paths are relative to the file."""
-    name, values = data["loader"], {key: value for key, value in data.items() if key not in ("loader", "class_names")}
-    if name in FILELESS:
-        raise UserError(f"`data.loader` is `{name}`, which reads no files; use `folder`, `npz` or another.")
-    odd = next((key for key in SHARED if key in values), None)
-    if odd is not None:
-        raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
-    for key, field in options_of(DATASETS[name]).items():
-        if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
-            values[key] = str(path.parent / expand(f"data.{key}", values[key]))
-    return resolve([ConfigSource("its `[data]`", {"dataset": {**values, "name": name}})]).dataset
-
-
-def _load(loader: Dataset, state: Path | None) -> Arrays:
-    """Read a site's data; its cache lies in `state`, which only the site may read."""
-    if state is not None:
-        make_private(state)
-    if isinstance(loader, FileDataset):
-        return loader.load_through(data_folder(), [] if state is None else [state])
-    return loader.load(data_folder())
-
-
-def _numbered(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -> Arrays:
-    """Return arrays with labels as the experiment numbers its classes."""
+def _numbers(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the experiment's number of each of the site's labels, matched by name."""
     if names and len(names) < len(arrays.class_names):
-        raise UserError(
-            f"`data.class_names` has {len(names)} names, but the samples have {len(arrays.class_names)} labels; name "
-            "each."
-        )
+        found = len(arrays.class_names)
+        raise UserError(f"`data.class_names` has {len(names)} names, but the samples have {found} labels; name each.")
     names = names or arrays.class_names
     unknown = next((name for name in names if name not in classes), None)
     if unknown is not None:
@@ -145,21 +141,18 @@ def _numbered(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) 
             f"its class `{unknown}` is none of the experiment's; set `data.class_names` to the experiment's names of "
             f"the labels: {nearest(unknown, classes)}"
         )
-    numbers = np.array([classes.index(name) for name in names], np.int64)
-    train, *test = (Samples(part.x, numbers[part.y]) for part in (arrays.train, arrays.test) if part is not None)
-    return arrays._replace(train=train, test=test[0] if test else None, class_names=classes)
+    return np.array([classes.index(name) for name in names], np.int64)
 
 
 def _split(arrays: Arrays, experiment: Experiment) -> tuple[Samples, Samples]:
     """Return the loader's own split, or hold back a fifth of each class."""
+    x, y = arrays.train
     if arrays.test is not None:
         return arrays.train, arrays.test
-    held = hold_back(arrays.train.y, random_of(experiment, b"test"))
+    held = hold_back(y, random_of(experiment, b"test"))
     if not len(held):
         raise UserError(
-            f"it has {len(arrays.train.y)} samples, too few of a class to hold some back for a test; add samples, or a "
-            "test split."
+            f"it has {len(y)} samples, too few of a class to hold some back for a test; add samples, or a test split."
         )
-    kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)
-    train, test = (Samples(arrays.train.x[rows], arrays.train.y[rows]) for rows in (kept, held))
-    return train, test
+    kept = np.setdiff1d(np.arange(len(y)), held)
+    return Samples(x[kept], y[kept]), Samples(x[held], y[held])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, final
 from fedmate import __version__
 from fedmate.errors import StoppedError
 from fedmate.flower.messages import (
-    Address,
     ErrorReply,
     Introduction,
     MessageError,
@@ -58,12 +57,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
-        """Return the reply of each client that is asked; an error stands for a missing one.
-
-        Args:
-            requests: by client.
-            wanted: how many answers are needed: the transport waits for absent clients until that many are present.
-        """
+        """Return the reply of each client that is asked; wait for absent ones until as many as `wanted` are present."""
 
 
 @final
@@ -74,8 +68,7 @@ class GridTransport(Transport):
         grid: Flower's.
         experiment: the token of the run.
         patience: seconds to wait for nodes, and for the next answer; after that, missing clients are left out.
-        alive: in a simulation, whether it still runs. There all clients are waited for. An error that no client
-            reported means there that a worker died, and that Flower loses its messages from then on: `LostError`.
+        alive: in a simulation, whether it still runs. All clients are waited for there.
     """
 
     def __init__(
@@ -93,11 +86,8 @@ class GridTransport(Transport):
         first = next(iter(requests.values()))
         found = self._find(requests, wanted if self._alive is None else len(requests))
         nodes = {client: node for client, node in found.items() if isinstance(node, int)}
-        contents = {
-            node: write_request(Address(self.experiment, client), requests[client]) for client, node in nodes.items()
-        }
-        kind = "train" if first.kind == "train" else "evaluate"
-        replies = self._exchange(contents, kind, str(first.round + 1))
+        contents = {node: write_request(self.experiment, client, requests[client]) for client, node in nodes.items()}
+        replies = self._exchange(contents, "train" if first.kind == "train" else "evaluate", str(first.round + 1))
         return {
             client: node if isinstance(node, ErrorReply) else _read("answer", replies[node], read_answer)
             for client, node in found.items()
@@ -138,7 +128,7 @@ class GridTransport(Transport):
             all_known(self._exchange(new, "query", "query", all_known))
 
     def _present(self) -> dict[int, str]:
-        """Return since when each connected node is there."""
+        """Return since when each connected node is present."""
         with reached():
             return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
@@ -148,8 +138,8 @@ class GridTransport(Transport):
             return nodes[0]
         if nodes:
             return ErrorReply(f"{len(nodes)} nodes say that they are this client")
-        errors = [known.reason for known in self._known.values() if isinstance(known, ErrorReply)]
-        example = "".join(f" (one says: {reason})" for reason in errors[:1])
+        error = next((known for known in self._known.values() if isinstance(known, ErrorReply)), None)
+        example = f" (one says: {error.reason})" if error else ""
         return ErrorReply(f"no node says that it is this client{example}")
 
     # -------------------- messages
@@ -158,7 +148,19 @@ class GridTransport(Transport):
         self, contents: Contents, kind: str, group: str, is_enough: Callable[[Contents], bool] = lambda _: False
     ) -> Contents:
         """Send a message to each node, and return the replies, or those until they are enough."""
-        sent, replies = self._push(contents, kind, group)
+        from flwr.app import Message
+
+        sent: dict[str, int] = {}
+        replies: Contents = {}
+        for node, content in contents.items():
+            message = Message(content, node, kind, group_id=group, ttl=self.patience * len(contents) + SLACK)
+            # One at a time: together they may be more than Flower takes.
+            with reached():
+                number = next(iter(self.grid.push_messages([message])), None)
+            if number:
+                sent[number] = node
+            else:
+                replies[node] = ErrorReply("Flower did not take the message")
         last = time.monotonic()
         while sent and not is_enough(replies) and time.monotonic() < last + self.patience:
             for number, reply in self._pull(sent).items():
@@ -168,31 +170,13 @@ class GridTransport(Transport):
                 self._rest()
         return replies | {node: ErrorReply(f"no answer in {self.patience:g} s") for node in sent.values()}
 
-    def _push(self, contents: Contents, kind: str, group: str) -> tuple[dict[str, int], Contents]:
-        """Send messages; return the node of each by the message's number, and errors for those that were not sent."""
-        from flwr.app import Message
-
-        sent: dict[str, int] = {}
-        refused: Contents = {}
-        ttl = self.patience * len(contents) + SLACK
-        for node, content in contents.items():
-            message = Message(content, node, kind, group_id=group, ttl=ttl)
-            # One at a time: together they may be more than Flower takes.
-            with reached():
-                number = next(iter(self.grid.push_messages([message])), None)
-            if number is None:
-                refused[node] = ErrorReply("Flower did not take the message")
-            else:
-                sent[number] = node
-        return sent, refused
-
     def _pull(self, sent: Mapping[str, int]) -> dict[str, RecordDict | ErrorReply]:
         """Return the replies that have arrived, by the number of the message that they answer."""
         if self._alive is not None:
             with reached():
                 pulled = list(self.grid.pull_messages(set(sent)))
             _check_workers(pulled)
-            return {number: reply.content for reply in pulled if (number := _number(reply)) in sent}
+            return {str(reply.metadata.reply_to_message_id): reply.content for reply in pulled}
         # Before pulling: an answer that a node gave before it went away still counts.
         present = self._present()
         lost = ErrorReply("it was away in between, and what it had been asked is lost")
@@ -203,14 +187,14 @@ class GridTransport(Transport):
     def _pull_one(self, number: str) -> RecordDict | ErrorReply | None:
         """Return a reply if it is there; one at a time, because one that Flower cannot unpack spoils the others."""
         try:
-            pulled = [reply for reply in self.grid.pull_messages([number]) if _number(reply) == number]
+            reply = next(iter(self.grid.pull_messages([number])), None)
         except Exception as error:
             # This raises if Flower is gone; otherwise the message is at fault.
             self._present()
             return ErrorReply(f"answer refused, it cannot be unpacked ({type(error).__name__})")
-        if pulled and pulled[0].has_error():
-            return ErrorReply(f"Flower reports: {sentence(_reason(pulled[0]))}")
-        return pulled[0].content if pulled else None
+        if reply is not None and reply.has_error():
+            return ErrorReply(f"Flower reports: {sentence(_reason(reply))}")
+        return None if reply is None else reply.content
 
     def _rest(self) -> None:
         if self._alive is not None and not self._alive():
@@ -218,12 +202,11 @@ class GridTransport(Transport):
         time.sleep(PAUSE if self._alive is None else BRIEF)
 
 
-def _number(reply: Message) -> str:
-    return str(reply.metadata.reply_to_message_id)
-
-
 def _check_workers(replies: Collection[Message]) -> None:
-    """Raise `LostError` if a simulation reports an error: clients report theirs in answers, so a worker is lost."""
+    """Raise `LostError` if a simulation reports an error: clients report theirs in answers, so a worker is lost.
+
+    Flower loses its messages from then on.
+    """
     reasons = [_reason(reply) for reply in replies if reply.has_error()]
     if reasons:
         # The empty pool is a consequence, and not the cause.
