@@ -51,14 +51,14 @@ def prototypes(results: Results) -> list[Table | Plot]:
     ]
     rows = [[method.name, texts[method.key]] for method in results.methods]
     head = ["method", setting.label]
-    sheet = Table("silhouette", "how well prototypes separate classes", head, rows, notes, bold)
+    table = Table("silhouette", "how well prototypes separate classes", head, rows, notes, bold)
     clouds = [
         _cloud(f"{method.name}\n{'' if numbers[method.key] is None else 'silhouette '}{texts[method.key]}", one)
         for method in results.methods
         if (one := found[method.key]) is not None
     ]
     title = title_of(results, f"t-SNE of local prototypes, {setting.name}")
-    return [titled(results, sheet), Clouds("prototypes", title, clouds, class_names(results, setting))]
+    return [titled(results, table), Clouds("prototypes", title, clouds, class_names(results, setting))]
 
 
 def _of_method(results: Results, key: str) -> Prototypes | None:

@@ -14,7 +14,6 @@ from fedmate.errors import UserError
 
 if TYPE_CHECKING:
     from fedmate.studies.records import Records
-    from fedmate.studies.run import Work
     from fedmate.studies.study import Choice, Study
 
 HELP = """\
@@ -80,8 +79,9 @@ def compare(
 
 def _run(console: Console, study: Study, choice: Choice, records: Records, jobs: int, data_dir: Path | None) -> bool:
     """Run everything that is left, show the results, and tell whether all runs are finished."""
+    from fedmate.cli.study_progress import StudyProgress
     from fedmate.experiment.user_inputs import UserInputs
-    from fedmate.studies.run import Work
+    from fedmate.studies.run import Work, run_and_wait
 
     study, notes = study.with_data(choice, data_dir)
     runs = study.runs(choice)
@@ -96,24 +96,18 @@ def _run(console: Console, study: Study, choice: Choice, records: Records, jobs:
         names = ", ".join(f"`{name}`" for name in outdated)
         _print_notes(console, [f"finished runs of {names} used an earlier version of its file; use another `--out`."])
     try:
-        _run_work(console, work, jobs)
+        with StudyProgress(console, total - done) as progress:
+            run_and_wait(work, progress, jobs)
     except KeyboardInterrupt as error:
         done = total - len(work.left())
         typer.echo(f"Stopped. {done} of {total} runs are finished; the same command continues.", err=True)
         raise typer.Exit(status(error)) from None
-    if any(records.has(run.name) for run in runs):
+    left = work.left()
+    if len(left) < total:
         _show(console, study, choice, records)
     else:
         console.out("No run is finished, so there is nothing to show.", highlight=False)
-    return not work.left()
-
-
-def _run_work(console: Console, work: Work, jobs: int) -> None:
-    from fedmate.cli.study_progress import StudyProgress
-    from fedmate.studies.run import run_and_wait
-
-    with StudyProgress(console, len(work.left())) as progress:
-        run_and_wait(work, progress, jobs)
+    return not left
 
 
 def _show(console: Console, study: Study, choice: Choice, records: Records) -> None:

@@ -40,8 +40,7 @@ class Series(NamedTuple):
     Attributes:
         name: in the legend, which has one entry for all series of a name.
         look: the number of its colour and marker.
-        x, y: NaN where there is no point.
-        spread: the standard deviation of each y; empty if unknown.
+        x, y: NaN where there is no point; `spread` is the standard deviation of each y, empty if unknown.
         line: matplotlib's style of the line, if not that of the look.
     """
 
@@ -113,12 +112,7 @@ class Lines(Plot):
 @final
 @dataclass(frozen=True)
 class PartitionPlot(Plot):
-    """The samples of each client and class, as circles.
-
-    Attributes:
-        counts: `[clients, classes]`.
-        clients, classes: their names.
-    """
+    """The samples of each client and class, `[clients, classes]`, as circles."""
 
     counts: NDArray[np.int64]
     clients: Sequence[str]

@@ -20,15 +20,9 @@ FRONT: Looks = {"color": "#999999", "linewidth": 1.1, "zorder": 1.5}
 
 
 class Spot(NamedTuple):
-    """A method with two numbers.
+    """A method with two numbers; `look` is the number of its colour and marker, `errors` are of x and y.
 
-    Attributes:
-        name: in the legend.
-        look: the number of its colour and marker.
-        x, y: the numbers.
-        errors: of x and y; `None` if unknown.
-        on_front: whether no other is at least as large in both numbers.
-        beneath: whether it is drawn below the others.
+    `on_front`: no other is at least as large in both numbers. `beneath`: it is drawn below the others.
     """
 
     name: str
@@ -45,13 +39,8 @@ class Spot(NamedTuple):
 class Tradeoff(Plot):
     """Methods by two numbers, with error bars and the Pareto front; numbers beside points are those of the legend.
 
-    Where many methods are good on both, a second panel shows their corner once more.
-
-    Attributes:
-        panel: the title of the panel.
-        spots: the methods.
-        labels: of the axes.
-        bars: the entry of error bars in the legend.
+    Where many methods are good on both, a second panel shows their corner once more. `panel` is the title of the first
+    one, `bars` the entry of error bars in the legend.
     """
 
     panel: str
@@ -110,14 +99,14 @@ class Tradeoff(Plot):
         """Return where numbers stand; those of points that are near each other stand together."""
         found: list[tuple[tuple[float, float], list[int]]] = []
         for number, spot in enumerate(self.spots, 1):
-            if _is_inside(spot, view.framed):
+            place = np.array([spot.x, spot.y])
+            if view.framed is not None and np.all((view.framed[:, 0] <= place) & (place <= view.framed[:, 1])):
                 continue
-            for (x, y), numbers in found:
-                if abs(spot.x - x) <= near[0] and abs(spot.y - y) <= near[1]:
-                    numbers.append(number)
-                    break
-            else:
+            same = next((numbers for other, numbers in found if np.all(np.abs(place - other) <= near)), None)
+            if same is None:
                 found.append(((spot.x, spot.y), [number]))
+            else:
+                same.append(number)
         return found
 
 
@@ -127,7 +116,3 @@ class _View(NamedTuple):
     title: str
     edges: NDArray[np.float64] | None
     framed: NDArray[np.float64] | None
-
-
-def _is_inside(spot: Spot, edges: NDArray[np.float64] | None) -> bool:
-    return edges is not None and bool(np.all((edges[:, 0] <= (spot.x, spot.y)) & ((spot.x, spot.y) <= edges[:, 1])))

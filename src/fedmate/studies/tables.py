@@ -30,12 +30,12 @@ def tables(results: Results) -> list[Table]:
     ]
 
 
-def titled(results: Results, sheet: Table) -> Table:
-    """Return a sheet with the title of its study, the source of published figures, and the notes of the study."""
-    title = f"{results.study.title}; {sheet.title}" if sheet.title else results.study.title
+def titled(results: Results, table: Table) -> Table:
+    """Return a table with the title of its study, the source of published figures, and the notes of the study."""
+    title = f"{results.study.title}; {table.title}" if table.title else results.study.title
     title += ", tuned" * results.choice.tuned + " (--quick)" * results.choice.quick
     source = [f"published in: {results.study.source}"] if results.study.source else []
-    return replace(sheet, title=title, notes=[*sheet.notes, *source, *results.notes()])
+    return replace(table, title=title, notes=[*table.notes, *source, *results.notes()])
 
 
 def file_name(kind: str, setting: StudySetting) -> str:
@@ -146,10 +146,8 @@ def differences(results: Results) -> list[Table]:
 
 
 def _differences(results: Results, setting: StudySetting, reference: StudyMethod) -> Table:
-    rows = [_difference(results, setting, reference, reference)]
-    for method in results.methods:
-        if method.key != reference.key and results.names(method, setting):
-            rows.append(_difference(results, setting, method, reference))
+    others = [one for one in results.methods if one.key != reference.key and results.names(one, setting)]
+    rows = [_difference(results, setting, one, reference) for one in (reference, *others)]
     notes = [
         "differences in points, for the seeds with which both methods had the same samples; -: no such seed; "
         "± standard error of the mean, where there are several seeds",
@@ -157,8 +155,8 @@ def _differences(results: Results, setting: StudySetting, reference: StudyMethod
         TESTS_NOTE,
     ]
     title = f"differences, {setting.label}: each method less {reference.name}"
-    sheet = Table(file_name("differences", setting), title, ("method", "view", *TESTS, "seeds"), rows, notes)
-    return titled(results, replace(sheet, bold=frozenset({(0, 0)})))
+    head = ("method", "view", *TESTS, "seeds")
+    return titled(results, Table(file_name("differences", setting), title, head, rows, notes, frozenset({(0, 0)})))
 
 
 def _difference(results: Results, setting: StudySetting, method: StudyMethod, reference: StudyMethod) -> list[str]:
@@ -184,7 +182,7 @@ class Both(NamedTuple):
     method: StudyMethod
     balanced: Figure
     own: Figure
-    is_on_front: bool
+    is_on_front: bool = False
 
 
 def both_tests(group: Group, setting: StudySetting) -> list[Both]:
@@ -193,7 +191,7 @@ def both_tests(group: Group, setting: StudySetting) -> list[Both]:
     for method in group.results.methods:
         balanced, own = (group.fair.figure(method, setting, method.view, test) for test in TESTS)
         if balanced is not None and own is not None:
-            found.append(Both(method, balanced, own, False))
+            found.append(Both(method, balanced, own))
     front = pareto_front([(round(one.balanced.mean, 2), round(one.own.mean, 2)) for one in found])
     return [one._replace(is_on_front=i in front) for i, one in enumerate(found)]
 
