@@ -10,11 +10,8 @@ from typing import ClassVar, final
 from torch import Tensor, add, zeros_like
 
 from fedmate import core
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, Limits, LocalResult, Method, Tree, Wire
-
-WEIGHTS = ("extractor", "classifier")
+from fedmate.core import ClientData, Limits, LocalResult, Method, Tree
 
 
 @final
@@ -28,32 +25,15 @@ class FedAvgM(Method):
     server_momentum: float = core.option(0.9, "share of the last move that is kept (beta)", Limits(at_least=0, below=1))
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        return {**params, "velocity": core.tree_map(zeros_like, core.select(params, WEIGHTS))}
-
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        return core.select(params, ("buffers",))
-
-    def wire(self, round_number: int) -> Wire:
-        parts = frozenset({*WEIGHTS, *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        return core.select(server, core.MODEL_PARTS)
+        return {**params, "velocity": core.tree_map(zeros_like, core.select(params, self.shared))}
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         params = train_together(self, self.personal_params(client, download), data, key)
-        upload = {**params, "num_samples": core.num_samples(data)}
-        return LocalResult(core.select(params, ("buffers",)), upload, params, diagnostics={})
+        return self.result_of(params, data)
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        mean = mix_by_size(server, uploads, valid)
-        old, new = (core.select(tree, WEIGHTS) for tree in (server, mean))
+        mean = super().aggregate(server, uploads, client_ids, valid)
+        old, new = (core.select(tree, self.shared) for tree in (server, mean))
         velocity = core.tree_map(lambda v, a, b: self.server_momentum * v + b - a, server["velocity"], old, new)
         moved = {**mean, **core.tree_map(add, old, velocity), "velocity": velocity}
         return core.where(valid.any(), moved, server)
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        return {**client, **download}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        return core.select(server, core.MODEL_PARTS)

@@ -17,8 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
-from fedmate.core.method import Method
+from fedmate.core.method import Method, mix_by_size
 from fedmate.core.options import Limits, option
 from fedmate.core.tree import Tree, select, tree_map, where
 
@@ -31,6 +30,14 @@ class ServerMomentum(Method):
     """The parts of the model that do. Buffers never: a variance must not be carried below zero."""
 
     server_momentum: float = option(0.0, "server momentum (beta); 0 is off", Limits(at_least=0, below=1))
+
+    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
+        """Begin at rest."""
+        return {**super().init_server(params, num_clients, key), **self.at_rest(params)}
+
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+        """Move to the clients' mean, and further."""
+        return self.mix(server, uploads, valid)
 
     def at_rest(self, params: Tree) -> Tree:
         """Return what a server keeps for it besides its model: no velocity yet, or nothing at all without momentum."""

@@ -19,7 +19,17 @@ from fedmate.core.execution import FeatureMemory, current_memory, remembered_fea
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.local import SGD, Objective, adjusted, cross_entropy, fit, gradient, loop, supervised_loss
-from fedmate.core.method import BOOKKEEPING, MODEL_PARTS, LocalResult, Method, Setup, Training, Wire
+from fedmate.core.method import (
+    BOOKKEEPING,
+    MODEL_PARTS,
+    LocalResult,
+    Method,
+    Presets,
+    Setup,
+    Training,
+    Wire,
+    mix_by_size,
+)
 from fedmate.core.metrics import class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, option
@@ -56,6 +66,7 @@ __all__ = [
     "Method",
     "Model",
     "Objective",
+    "Presets",
     "Setup",
     "Source",
     "Training",
@@ -80,6 +91,7 @@ __all__ = [
     "loop",
     "make_key",
     "mean_loss",
+    "mix_by_size",
     "normal",
     "num_bytes",
     "num_samples",

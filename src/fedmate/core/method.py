@@ -13,18 +13,21 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
 from torch import Tensor
 
-from fedmate.core.data import ClientData
+from fedmate.core.data import ClientData, num_samples
 from fedmate.core.local import SGD
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, check_options, option
-from fedmate.core.tree import Tree
+from fedmate.core.tree import Tree, select, weighted_mean, where
 
 MODEL_PARTS = ("extractor", "classifier", "buffers")
 """The parts of a model's parameters."""
+
+Presets: TypeAlias = dict[str, dict[str, dict[str, Any]]]
+"""Named groups of values, by section: a method's own hyper-parameters under `method`, others under `training`."""
 
 BOOKKEEPING = frozenset({"num_samples", "class_counts", "known", "round"})
 """Parts of a message that are counted as bookkeeping; every other part is an item of its own."""
@@ -89,7 +92,11 @@ class LocalResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A method of federated learning. Fields are hyper-parameters; `setup` is filled in by the experiment."""
+    """A method of federated learning. Fields are hyper-parameters; `setup` is filled in by the experiment.
+
+    A method is `local_update` and all in which it differs from averaging the `shared` parts by size: by default it is
+    FedAvg, or with fewer parts a method of personal ones.
+    """
 
     primary_view: ClassVar[str] = "pre"
     """The view that ranks this method: what it would deploy."""
@@ -97,8 +104,10 @@ class Method(ABC):
     is_global: ClassVar[bool] = False
     """Whether a client's `pre` view is the global model, and so holds the class shares of no client in particular."""
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
-    """Named groups of values, by section: its own hyper-parameters under `method`, others under `training`."""
+    shared: ClassVar[tuple[str, ...]] = ("extractor", "classifier")
+    """The parts of the model that cross; the others stay with the client, and buffers as the model declares."""
+
+    presets: ClassVar[Presets] = {}
 
     citation: ClassVar[str] = ""
     """The paper to cite: the key of an entry in methods/citations.bib, or an entry of BibTeX; empty for none."""
@@ -116,29 +125,38 @@ class Method(ABC):
         """Return what the user should know before a run, given each client's samples per class."""
         return []
 
-    @abstractmethod
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """Return the server's state before round 0, from the common initial parameters."""
+        """Return the server's state before round 0, from the common initial parameters: the shared parts."""
+        return select(params, (*self.shared, "buffers"))
 
-    @abstractmethod
     def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """Return a client's state before its first round: what it keeps between rounds."""
+        """Return what a client keeps between rounds, before its first one: the other parts, and buffers."""
+        return select(params, [part for part in MODEL_PARTS if part not in self.shared])
 
-    @abstractmethod
     def wire(self, round_number: int) -> Wire:
-        """Return which parts cross in round `round_number` (from 0). The back end drops the others."""
+        """Return which parts cross in round `round_number` (from 0); the back end drops the others.
 
-    @abstractmethod
+        The shared parts cross both ways, and the client's size goes up.
+        """
+        parts = frozenset({*self.shared, *self.setup.model.shared_buffers})
+        return Wire(down=parts, up=parts | {"num_samples"})
+
     def download(self, server: Tree, client_id: Tensor) -> Tree:
         """Return the message to a client; id -1 is a held-out client who was not there at the start."""
+        return select(server, (*self.shared, "buffers"))
 
     @abstractmethod
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train one client for one round."""
 
-    @abstractmethod
+    def result_of(self, params: Tree, data: ClientData) -> LocalResult:
+        """Return what a `local_update` gives that has trained a model and does nothing else."""
+        upload = {**select(params, (*self.shared, "buffers")), "num_samples": num_samples(data)}
+        kept = select(params, [part for part in MODEL_PARTS if part not in self.shared])
+        return LocalResult(kept, upload, params, diagnostics={})
+
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Return the server's next state.
+        """Return the server's next state, by default with the means of what was uploaded, weighted by size.
 
         Args:
             server: its state in this round.
@@ -146,14 +164,15 @@ class Method(ABC):
             client_ids: `[participants]`, in ascending order.
             valid: `[participants]`, false for those that must not count (their rows may hold anything).
         """
+        return mix_by_size(server, uploads, valid)
 
-    @abstractmethod
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """Return the model a client holds after a broadcast: the `pre` view."""
+        return {**client, **download}
 
-    @abstractmethod
     def global_params(self, server: Tree) -> Tree | None:
-        """Return the aggregated model, the `global` view, or `None` where the method has none."""
+        """Return the aggregated model, the `global` view, or `None` where parts of it are not shared."""
+        return select(server, MODEL_PARTS) if {"extractor", "classifier"} <= {*self.shared} else None
 
     def adjustment(self, data: ClientData) -> Tensor | None:
         """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
@@ -175,6 +194,16 @@ class Method(ABC):
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """Return further models worth evaluating, by name."""
         return {}
+
+
+def mix_by_size(server: Tree, uploads: Tree, valid: Tensor) -> Tree:
+    """Average the uploaded parts of the model with weights n_i / sum n_j over the valid clients.
+
+    Parts that were not uploaded, and all of them when no client is valid, stay as the server has them.
+    """
+    sizes = uploads["num_samples"].masked_fill(~valid, 0)
+    uploaded = select(uploads, MODEL_PARTS)
+    return {**server, **where(sizes.sum() > 0, weighted_mean(uploaded, sizes), select(server, uploaded))}
 
 
 def preset_as_method(cls: type[Method], preset: str, title: str) -> type[Method]:

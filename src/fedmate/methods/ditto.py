@@ -16,26 +16,14 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
-from fedmate.core import (
-    MODEL_PARTS,
-    ClientData,
-    Limits,
-    LocalResult,
-    Tree,
-    Wire,
-    num_samples,
-    option,
-    select,
-    supervised_loss,
-)
+from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, num_samples, option, select, supervised_loss
 
 
 @final
@@ -44,8 +32,7 @@ class Ditto(Calibrated):
     """Personal models that are drawn to the average model."""
 
     primary_view: ClassVar[str] = "post"
-
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         "authors": {
             "method": {"proximal_weight": 1.0},
             "training": {"batch_size": 16, "epochs": 1, "learning_rate": 0.05, "momentum": 0.0, "weight_decay": 0.0},
@@ -58,22 +45,9 @@ class Ditto(Calibrated):
         1.0, "how strongly personal models are drawn to the average (lambda); 0 is Local", Limits(at_least=0)
     )
 
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the common model."""
-        return params
-
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps its own model, and its buffers of the common one in case they are private."""
         return {"personal_model": params, **select(params, ("buffers",))}
-
-    def wire(self, round_number: int) -> Wire:
-        """The common model crosses both ways, and the client's size goes up."""
-        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the common model."""
-        return select(server, MODEL_PARTS)
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model as FedAvg does, and the own one near what was received."""
@@ -84,15 +58,7 @@ class Ditto(Calibrated):
         kept = {"personal_model": personal, **select(common, ("buffers",))}
         return LocalResult(kept, {**common, "num_samples": num_samples(data)}, personal, diagnostics={})
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the common models by n_i."""
-        return mix_by_size(server, uploads, valid)
-
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds its own model."""
         personal: Tree = client["personal_model"]
         return personal
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The average."""
-        return select(server, MODEL_PARTS)

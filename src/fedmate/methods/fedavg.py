@@ -18,17 +18,7 @@ from torch import Tensor
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
-from fedmate.core import (
-    MODEL_PARTS,
-    ClientData,
-    Limits,
-    LocalResult,
-    Tree,
-    Wire,
-    num_samples,
-    option,
-    select,
-)
+from fedmate.core import ClientData, Limits, LocalResult, Tree, option
 
 
 @final
@@ -45,40 +35,10 @@ class FedAvg(Calibrated, ServerMomentum):
         5, "epochs of the `classifier_tuned` view: the global model, its classifier fine-tuned", Limits(at_least=0)
     )
 
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the common model."""
-        return {**params, **self.at_rest(params)}
-
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its buffers, in case they are private; the model is overwritten each round."""
-        return select(params, ("buffers",))
-
-    def wire(self, round_number: int) -> Wire:
-        """The model crosses both ways, and the client's size goes up."""
-        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the model."""
-        return select(server, MODEL_PARTS)
-
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model."""
         params = train_together(self, self.personal_params(client, download), data, key)
-        upload = {**params, "num_samples": num_samples(data)}
-        return LocalResult(client=select(params, ("buffers",)), upload=upload, params=params, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the models by n_i."""
-        return self.mix(server, uploads, valid)
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        """A client holds the received model."""
-        return {**client, **download}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The average."""
-        return select(server, MODEL_PARTS)
+        return self.result_of(params, data)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received model with its classifier fine-tuned, the other reading of FT-FedAvg."""

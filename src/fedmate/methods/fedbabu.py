@@ -17,11 +17,10 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
@@ -30,11 +29,10 @@ from fedmate.core import (
     Limits,
     LocalResult,
     Model,
+    Presets,
     Tree,
-    Wire,
     batches,
     fit,
-    num_samples,
     option,
     select,
     supervised_loss,
@@ -47,7 +45,9 @@ from fedmate.errors import UserError
 class FedBABU(Calibrated):
     """Federated averaging of the extractor, below a fixed classifier, with fine-tuning before use."""
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    shared: ClassVar[tuple[str, ...]] = ("extractor",)
+
+    presets: ClassVar[Presets] = {
         # Epochs are left as they are: the authors try several numbers and keep their product with the rounds at 320.
         "authors": {
             "method": {"tuning_epochs": 5, "tuning_learning_rate": 1e-3},
@@ -76,19 +76,6 @@ class FedBABU(Calibrated):
         """The server holds the common model; its classifier never changes and is never sent."""
         return params
 
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps the classifier it was given, and its buffers in case they are private."""
-        return select(params, ("classifier", "buffers"))
-
-    def wire(self, round_number: int) -> Wire:
-        """The extractor crosses both ways, and the client's size goes up."""
-        parts = frozenset({"extractor", *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the extractor."""
-        return select(server, ("extractor", "buffers"))
-
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received extractor, the classifier frozen."""
         model, training = self.setup.model, self.setup.training
@@ -96,16 +83,7 @@ class FedBABU(Calibrated):
         received = self.personal_params(client, download)
         objective = supervised_loss(model, self.adjustment(data))
         params = fit(objective, received, steps, training.optimiser(), ("extractor",))
-        upload = {**select(params, ("extractor", "buffers")), "num_samples": num_samples(data)}
-        return LocalResult(select(params, ("classifier", "buffers")), upload, params, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the extractors by n_i."""
-        return mix_by_size(server, uploads, valid)
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        """A client holds the received extractor and the common classifier."""
-        return {**client, **download}
+        return self.result_of(params, data)
 
     def global_params(self, server: Tree) -> Tree | None:
         """The average, with the common classifier."""

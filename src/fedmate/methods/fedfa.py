@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from fedmate.components.adam import Adam
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.feature_anchors import anchor_loss, calibration_loss, initial_anchors
 from fedmate.core import (
     MODEL_PARTS,
@@ -32,6 +31,7 @@ from fedmate.core import (
     LocalResult,
     Method,
     Model,
+    Presets,
     Tree,
     Wire,
     batches,
@@ -40,6 +40,7 @@ from fedmate.core import (
     cross_entropy,
     gradient,
     loop,
+    mix_by_size,
     num_samples,
     option,
     select,
@@ -58,7 +59,7 @@ class FedFA(Method):
 
     primary_view: ClassVar[str] = "post"
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         "authors": {
             "method": {
                 "anchor_weight": 0.1,
@@ -92,10 +93,6 @@ class FedFA(Method):
         """The server holds the model and the anchors."""
         weight = params["classifier"]["weight"]
         return {**params, "anchors": initial_anchors(self.setup.num_classes, weight.shape[1], key, weight.dtype)}
-
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its buffers, in case they are private; model and anchors are overwritten each round."""
-        return select(params, ("buffers",))
 
     def wire(self, round_number: int) -> Wire:
         """Model and anchors cross both ways, and the client's size goes up."""
@@ -140,10 +137,6 @@ class FedFA(Method):
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""
         return {**client, **select(download, MODEL_PARTS)}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The average."""
-        return select(server, MODEL_PARTS)
 
     @property
     def _adam(self) -> Adam:

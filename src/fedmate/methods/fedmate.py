@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from fedmate.core import (
     LocalResult,
     Model,
     Objective,
+    Presets,
     Tree,
     Wire,
     batches,
@@ -67,7 +68,7 @@ NOT_NEGATIVE = Limits(at_least=0)
 class FedMate(Calibrated, ServerMomentum):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         "authors": {"method": {"classifier_learning_rate": 0.1}},
         # FedMate+ (docs/beyond.md): a personal model that serves any distribution of classes.
         "plus": {
@@ -226,10 +227,6 @@ class FedMate(Calibrated, ServerMomentum):
             torch.cat([sent.weights, silent[None]]),
             combined.known,
         )
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The aggregated extractor and classifier."""
-        return select(server, MODEL_PARTS)
 
     # ---- the client, Algorithm 2 ----
 

@@ -19,7 +19,7 @@ Deviations, from the authors' code:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from fedmate.core import (
     LocalResult,
     Model,
     Objective,
+    Presets,
     Tree,
     Wire,
     batches,
@@ -59,7 +60,7 @@ from fedmate.core import (
 class FedPAC(Calibrated, ServerMomentum):
     """Feature alignment and classifiers combined for each client."""
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         # As on CIFAR-10; the learning rate is 0.01 on the other data sets of the paper.
         "authors": {
             "method": {
@@ -95,10 +96,6 @@ class FedPAC(Calibrated, ServerMomentum):
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
             "diagnostics": {"weights": weight.new_zeros(num_clients, num_clients)},
         }
-
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its buffers, in case they are private; it receives its classifier each round."""
-        return select(params, ("buffers",))
 
     def wire(self, round_number: int) -> Wire:
         """The model and prototypes cross both ways, statistics of the features go up."""
@@ -173,7 +170,3 @@ class FedPAC(Calibrated, ServerMomentum):
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received extractor and the classifier combined for it."""
         return {**client, **select(download, MODEL_PARTS)}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The averages of extractors and of classifiers."""
-        return select(server, MODEL_PARTS)

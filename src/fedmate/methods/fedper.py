@@ -12,20 +12,9 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
-from fedmate.core import (
-    MODEL_PARTS,
-    ClientData,
-    Limits,
-    LocalResult,
-    Tree,
-    Wire,
-    num_samples,
-    option,
-    select,
-)
+from fedmate.core import MODEL_PARTS, ClientData, Limits, LocalResult, Tree, Wire, num_samples, option, select
 
 
 @final
@@ -53,19 +42,11 @@ class FedPer(Calibrated):
         parts = frozenset({"extractor", *classifier, *self.setup.model.shared_buffers})
         return Wire(down=parts, up=parts | {"num_samples"})
 
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the shared layers."""
-        return select(server, MODEL_PARTS)
-
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train all layers together."""
         params = train_together(self, self.personal_params(client, download), data, key)
         shared, personal = self._split(params)
         return LocalResult(personal, {**shared, "num_samples": num_samples(data)}, params, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the shared layers by n_i."""
-        return mix_by_size(server, uploads, valid)
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received layers and its own."""

@@ -14,13 +14,13 @@ like the rest of its model, whatever is declared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
-from fedmate.core import ClientData, Limits, LocalResult, Method, Model, Tree, Wire, batches, fit, option
+from fedmate.core import ClientData, Limits, LocalResult, Method, Model, Presets, Tree, Wire, batches, fit, option
 
 NEVER = -1e30
 """The bias of a class that must not be chosen: below every logit, and finite in float32."""
@@ -32,8 +32,9 @@ class FedProto(Method):
     """Federated prototypes: personal models that agree on where the classes lie."""
 
     primary_view: ClassVar[str] = "post"
+    shared: ClassVar[tuple[str, ...]] = ()
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         # Of the authors' code; its commands for CIFAR-10 set a weight of 0.1.
         "authors": {
             "method": {"prototype_weight": 1.0, "weighting": "equal"},
@@ -64,10 +65,6 @@ class FedProto(Method):
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
         }
 
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its whole model."""
-        return params
-
     def wire(self, round_number: int) -> Wire:
         """Prototypes cross both ways."""
         return Wire(down=frozenset({"prototypes", "known"}), up=frozenset({"prototypes", "class_counts"}))
@@ -97,10 +94,6 @@ class FedProto(Method):
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds its own model."""
         return client
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """There is no global model."""
-        return None
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The client's extractor, each sample given to the nearest of the global prototypes."""

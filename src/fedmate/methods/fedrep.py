@@ -11,27 +11,24 @@ that momentum and weight decay cannot move the frozen part; weight decay on bias
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import tune_classifier
 from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
+    Presets,
     Tree,
-    Wire,
     batches,
     classifier_loss,
     fit,
     fold,
     frozen_batches,
-    num_samples,
     option,
-    select,
     supervised_loss,
 )
 
@@ -41,7 +38,9 @@ from fedmate.core import (
 class FedRep(Calibrated):
     """Federated learning of a shared representation."""
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    shared: ClassVar[tuple[str, ...]] = ("extractor",)
+
+    presets: ClassVar[Presets] = {
         "authors": {
             "method": {"classifier_epochs": 10, "classifier_learning_rate": 0.01},
             "training": {"batch_size": 10, "epochs": 1, "learning_rate": 0.01, "momentum": 0.5, "weight_decay": 1e-4},
@@ -55,23 +54,6 @@ class FedRep(Calibrated):
     tuning_epochs: int = option(
         10, "epochs of the `classifier_tuned` view: `pre`, its classifier fine-tuned", Limits(at_least=0)
     )
-
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the extractor."""
-        return select(params, ("extractor", "buffers"))
-
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its classifier, and its buffers in case they are private."""
-        return select(params, ("classifier", "buffers"))
-
-    def wire(self, round_number: int) -> Wire:
-        """The extractor crosses both ways, and the client's size goes up."""
-        parts = frozenset({"extractor", *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the extractor."""
-        return select(server, ("extractor", "buffers"))
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the classifier with the extractor frozen, then the extractor with the classifier frozen."""
@@ -91,20 +73,7 @@ class FedRep(Calibrated):
             training.optimiser(),
             ("extractor",),
         )
-        upload = {**select(params, ("extractor", "buffers")), "num_samples": num_samples(data)}
-        return LocalResult(select(params, ("classifier", "buffers")), upload, params, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the extractors by n_i."""
-        return mix_by_size(server, uploads, valid)
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        """A client holds the received extractor and its own classifier."""
-        return {**client, **download}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """There is no global classifier."""
-        return None
+        return self.result_of(params, data)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received extractor with the client's classifier tuned to it, as the authors evaluate at the end."""

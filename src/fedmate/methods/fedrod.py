@@ -27,7 +27,6 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated, prior_adjustment
 from fedmate.core import (
     MODEL_PARTS,
@@ -37,7 +36,6 @@ from fedmate.core import (
     Model,
     Objective,
     Tree,
-    Wire,
     adjusted,
     batches,
     class_counts,
@@ -70,22 +68,9 @@ class FedRoD(Calibrated):
             )
         return model
 
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the generic model."""
-        return params
-
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps its personal classifier, at first zero, and its buffers in case they are private."""
         return {"personal_classifier": tree_map(torch.zeros_like, params["classifier"]), **select(params, ("buffers",))}
-
-    def wire(self, round_number: int) -> Wire:
-        """The generic model crosses both ways, and the client's size goes up."""
-        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the generic model."""
-        return select(server, MODEL_PARTS)
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the generic model and the personal classifier side by side."""
@@ -102,17 +87,9 @@ class FedRoD(Calibrated):
             select(params, ("personal_classifier", "buffers")), upload, _added_up(params), diagnostics={}
         )
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the generic models by n_i."""
-        return mix_by_size(server, uploads, valid)
-
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model, with its personal classifier added to the generic one."""
         return _added_up({**client, **download})
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The generic model."""
-        return select(server, MODEL_PARTS)
 
     def _objective(self, data: ClientData, dtype: torch.dtype) -> Objective:
         """Return the sum of both losses; each reaches the parameters it is for, and no other."""

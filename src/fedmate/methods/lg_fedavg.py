@@ -15,14 +15,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, LocalResult, Tree, Wire, num_samples, select
+from fedmate.core import ClientData, LocalResult, Presets, Tree, Wire, select
 
 
 @final
@@ -31,8 +30,9 @@ class LGFedAvg(Calibrated):
     """Federated averaging of the classifier, on top of personal extractors."""
 
     primary_view: ClassVar[str] = "post"
+    shared: ClassVar[tuple[str, ...]] = ("classifier",)
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         "authors": {
             "training": {"batch_size": 50, "epochs": 1, "learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.0}
         },
@@ -44,32 +44,11 @@ class LGFedAvg(Calibrated):
         """The server holds the classifier."""
         return select(params, ("classifier",))
 
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its extractor, buffers included."""
-        return select(params, ("extractor", "buffers"))
-
     def wire(self, round_number: int) -> Wire:
         """The classifier crosses both ways, and the client's size goes up."""
         return Wire(down=frozenset({"classifier"}), up=frozenset({"classifier", "num_samples"}))
 
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the classifier."""
-        return server
-
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the own extractor and the received classifier together."""
         params = train_together(self, self.personal_params(client, download), data, key)
-        upload = {**select(params, ("classifier",)), "num_samples": num_samples(data)}
-        return LocalResult(select(params, ("extractor", "buffers")), upload, params, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the classifiers by n_i."""
-        return mix_by_size(server, uploads, valid)
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        """A client holds its own extractor and the received classifier."""
-        return {**client, **download}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """There is no global extractor."""
-        return None
+        return self.result_of(params, data)

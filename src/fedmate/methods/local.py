@@ -21,22 +21,15 @@ class Local(Calibrated):
     """Training without a federation."""
 
     primary_view: ClassVar[str] = "post"
+    shared: ClassVar[tuple[str, ...]] = ()
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server knows nothing."""
         return {}
 
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """A client keeps its whole model."""
-        return params
-
     def wire(self, round_number: int) -> Wire:
         """Nothing crosses."""
         return Wire(down=frozenset(), up=frozenset())
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send nothing."""
-        return {}
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the client's own model further."""
@@ -46,11 +39,3 @@ class Local(Calibrated):
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """There is nothing to combine."""
         return server
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        """A client holds its own model."""
-        return client
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """There is no global model."""
-        return None

@@ -16,27 +16,24 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import (
-    MODEL_PARTS,
     Batch,
     ClientData,
     Limits,
     LocalResult,
     Model,
     Objective,
+    Presets,
     Tree,
-    Wire,
     adjusted,
     cross_entropy,
-    num_samples,
     option,
     select,
     supervised_loss,
@@ -57,7 +54,7 @@ class MOON(Calibrated):
 
     is_global: ClassVar[bool] = True
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
+    presets: ClassVar[Presets] = {
         "authors": {
             "method": {"contrastive_weight": 5.0, "temperature": 0.5, "projection": "official"},
             "training": {"batch_size": 64, "epochs": 10, "learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
@@ -83,41 +80,20 @@ class MOON(Calibrated):
             hidden, projected = nn.Linear(width, width), nn.Linear(width, PROJECTED)
             return model.with_classifier(hidden, nn.ReLU(), projected, nn.Linear(PROJECTED, self.setup.num_classes))
 
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the common model."""
-        return params
-
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps the extractor of its last round, once it had one, with its buffers."""
         return _state(params, key.new_zeros((), dtype=torch.bool))
-
-    def wire(self, round_number: int) -> Wire:
-        """The model crosses both ways, and the client's size goes up."""
-        parts = frozenset({"extractor", "classifier", *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        """Send the model."""
-        return select(server, MODEL_PARTS)
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model, its features drawn to those it came with and away from those of the last time."""
         received = self.personal_params(client, download)
         params = train_together(self, received, data, key, self._objective(client, received, data))
-        upload = {**params, "num_samples": num_samples(data)}
-        return LocalResult(_state(params, torch.ones_like(client["has_previous"])), upload, params, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average the models by n_i."""
-        return mix_by_size(server, uploads, valid)
+        kept = _state(params, torch.ones_like(client["has_previous"]))
+        return self.result_of(params, data)._replace(client=kept)
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""
         return {"buffers": client["previous_model"]["buffers"], **download}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The average."""
-        return select(server, MODEL_PARTS)
 
     def _objective(self, client: Tree, received: Tree, data: ClientData) -> Objective:
         """Return cross-entropy plus the contrastive loss of a client that has a previous model."""

@@ -30,7 +30,6 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.aggregation import mix_by_size
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import (
     MODEL_PARTS,
@@ -44,6 +43,7 @@ from fedmate.core import (
     batches,
     fit,
     leaves,
+    mix_by_size,
     num_samples,
     option,
     select,
@@ -134,10 +134,6 @@ class Scaffold(Calibrated):
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""
         return select({**client, **download}, MODEL_PARTS)
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The average."""
-        return select(server, MODEL_PARTS)
 
     def _reach(self, data: ClientData) -> Tensor:
         """Return how far a round goes along a gradient of 1: K eta, and further with momentum m."""

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fedmate.components.aggregation import mix_by_size
-from fedmate.core import Tree
+from fedmate.core import Tree, mix_by_size
 
 SERVER: Tree = {
     "extractor": {"w": torch.tensor([7.0, 7.0])},
