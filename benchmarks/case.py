@@ -12,9 +12,8 @@ from torch import Tensor
 from fedmate.backends.precision import Precision
 from fedmate.core import Augmentation, Federation, Limits, Setup, Source, Training, make_key, option, rows_of
 from fedmate.core.model import Model
-from fedmate.core.options import check_options, options_of
+from fedmate.core.options import check_options, check_type, options_of
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.values import check_type
 from fedmate.methods import METHODS, Method
 from fedmate.models import MODELS
 

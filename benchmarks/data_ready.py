@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmate.experiment.partitioning import make_federation, split_samples
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.user_inputs import UserInputs
+from fedmate.experiment.request import Request, UserInputs, compose
 
 REPEATS, ARCHIVE = 3, "cifar-10-binary.tar.gz"
 

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.prepare import Request, new_runs, run_all
+from fedmate.experiment.prepare import new_runs, run_all
 from fedmate.experiment.record import Record
+from fedmate.experiment.request import Request
 from fedmate.progress import RunProgress
 
 METHODS = ("fedmate", "fedrep", "fedper", "fedavg", "local")

@@ -36,9 +36,10 @@ from fedmate.core import flatten, select, unflatten
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import load_file, parse_set
-from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.prepare import begin
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer, begin, run
+from fedmate.experiment.request import Request, compose
+from fedmate.experiment.run import Observer, run
 from fedmate.flower import messages
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState

@@ -21,7 +21,7 @@ from benchmarks.case import AUTO, Case
 from benchmarks.measure import Json
 from fedmate.backends.sequential import available_cores
 from fedmate.errors import UserError
-from fedmate.experiment.recorder import environment
+from fedmate.experiment.prepare import environment
 
 FORMAT = 1
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedmate.experiment import tuned
+from fedmate.experiment import config
 from fedmate.report.plots import Plot
 from fedmate.report.tables import Table, to_markdown
 from fedmate.studies.output import folder_name
@@ -193,7 +193,7 @@ def _index_row(results: Results) -> str:
 def _tuning() -> str:
     """Return the presets of the package that were found by `fedmate tune`."""
     rows = []
-    for method, by_dataset in sorted(tomllib.loads(tuned.FILE.read_text(encoding="utf-8")).items()):
+    for method, by_dataset in sorted(tomllib.loads(config.TUNED_FILE.read_text(encoding="utf-8")).items()):
         for dataset, entry in by_dataset.items():
             if entry["command"].startswith("fedmate tune"):
                 found = {**entry["training"], **entry.get("method", {})}

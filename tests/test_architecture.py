@@ -57,7 +57,7 @@ MAY_PRINT = ("cli", "report")
 MOST_LINES = 350
 
 MAY_WRITE = "storage.py"
-MAY_MAKE_FOLDERS = ("storage.py", "experiment/recorder.py", "experiment/checkpoint.py")
+MAY_MAKE_FOLDERS = ("storage.py", "experiment/record.py", "experiment/checkpoint.py")
 OS_WRITES = (
     *(
         "open",
@@ -268,7 +268,7 @@ def test_a_write_past_storage_is_found(source: str) -> None:
     ("path", "source"),
     [
         ("storage.py", "import shutil\nos.open('x', 0)\npath.unlink()"),
-        ("experiment/recorder.py", "folder.mkdir(exist_ok=True)"),
+        ("experiment/record.py", "folder.mkdir(exist_ok=True)"),
         ("experiment/checkpoint.py", "(folder / 'clients').mkdir(parents=True)"),
         ("core/tree.py", "open('x')\nopen('x', 'rb')\npath.open()\npath.open('r')\nopen('wax')"),
         ("core/tree.py", "'a'.replace('b', 'c')\nreplace(x, y=1)\nx._replace(y=1)\ndataclasses.replace(x, y=1)"),

@@ -10,7 +10,7 @@ from fedmate.catalogue import TABLES, catalogue
 from fedmate.core.options import options_of
 from fedmate.costs import costs_of
 from fedmate.errors import UserError
-from fedmate.experiment.tuned import tuned_on
+from fedmate.experiment.config import tuned_on
 from fedmate.methods import METHODS
 
 

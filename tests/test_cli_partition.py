@@ -15,8 +15,7 @@ from fedmate.core import option
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.partitioning import split_samples
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.user_inputs import NO_INPUTS
+from fedmate.experiment.request import NO_INPUTS, Request, compose
 
 fedmate_ = test_cli.fedmate_
 

@@ -19,10 +19,10 @@ from fedmate.experiment.adapt import Adaptation
 from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel, Predictions, check_target
-from fedmate.experiment.prepare import PreparedRun, Request, new_runs, resumed_runs, run_all
+from fedmate.experiment.prepare import PreparedRun, new_runs, resumed_runs, run_all
 from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
-from fedmate.experiment.user_inputs import UserInputs
+from fedmate.experiment.request import Request, UserInputs
 from fedmate.progress import Display
 
 RUN = "the path of a run's folder"

@@ -14,8 +14,7 @@ from fedmate.costs import SETTING, costs_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import General
-from fedmate.experiment.tuned import TUNED, tuned_on
+from fedmate.experiment.config import TUNED, General, tuned_on
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.registry import Registry

@@ -16,7 +16,7 @@ from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.experiment.user_inputs import UserInputs
+from fedmate.experiment.request import UserInputs
 from fedmate.models import MODELS
 from fedmate.registry import Registry
 

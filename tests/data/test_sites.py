@@ -17,7 +17,7 @@ from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import ConfigSource, Experiment, load_file, resolve
 from fedmate.experiment.partitioning import make_federation, split_samples
-from fedmate.experiment.user_inputs import NO_INPUTS
+from fedmate.experiment.request import NO_INPUTS
 
 DECLARED: dict[str, Any] = {"name": "sites", "classes": ["ant", "bee", "cat"], "shape": [1, 4, 4]}
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from fedmate.backends.base import ClientReport
 from fedmate.core import Method, Wire
-from fedmate.experiment.communication import CommunicationCost
+from fedmate.experiment.run import CommunicationCost
 
 
 def wire(round_number: int) -> Wire:

@@ -20,11 +20,10 @@ from fedmate.data.arrays import Pool, Sites
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import nest
-from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.prepare import begin
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import begin
+from fedmate.experiment.request import Request, UserInputs, compose
 from fedmate.experiment.run import run as run_built
-from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import RunProgress
 from fedmate.report.tables import unseen_clients
 

@@ -16,8 +16,7 @@ from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, cont
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, parse_set
 from fedmate.experiment.partitioning import ClientSplit, held_out, make_federation, split_samples
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
+from fedmate.experiment.request import NO_INPUTS, Request, UserInputs, compose
 
 CLASSES, EACH, TESTED = 5, 120, 4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedmate.experiment.config import Experiment, load_file, parse_set
-from fedmate.experiment.prepare import Request, compose, dropped
+from fedmate.experiment.request import Request, compose, dropped
 
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 """What every partition has."""

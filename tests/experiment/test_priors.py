@@ -26,8 +26,8 @@ from fedmate.experiment.partitioning import ClientSplit
 from fedmate.experiment.predict import PortableModel, load_model
 from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration
+from fedmate.experiment.request import structure
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import structure
 
 SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")
 SHARES = (0.75, 0.25, 0.0)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment.record import Record, runs_of
-from fedmate.experiment.recorder import Recorder
+from fedmate.experiment.record import Record, Recorder, runs_of
 
 CONFIG = 'rounds = 4\n[dataset]\nname = "digits"\n[method]\nname = "fedper"\n'
 SUMMARY = {
@@ -25,7 +24,7 @@ SUMMARY = {
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
-    Recorder.begin(tmp_path / "run", CONFIG, "{}")
+    Recorder.begin(tmp_path / "run", CONFIG, "{}", {"torch": "2"})
     return Recorder(tmp_path / "run")
 
 

@@ -14,14 +14,14 @@ import torch
 import fedmate
 from fedmate import storage
 from fedmate.errors import UserError
-from fedmate.experiment.prepare import Request, new_runs
-from fedmate.experiment.record import Record
-from fedmate.experiment.recorder import Recorder, check_free, environment
+from fedmate.experiment.prepare import check_free, environment, new_runs
+from fedmate.experiment.record import Record, Recorder
+from fedmate.experiment.request import Request
 
 
 def begun(folder: Path, config: str = "") -> Recorder:
     with storage.staged(folder) as stage:
-        Recorder.begin(stage, config, "{}")
+        Recorder.begin(stage, config, "{}", {"torch": "2"})
     return Recorder(folder)
 
 

@@ -23,13 +23,13 @@ from fedmate.core.serialise import digest, unpack
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
 from fedmate.errors import UserError
-from fedmate.experiment import recorder as recorder_module
+from fedmate.experiment import prepare
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
+from fedmate.experiment.prepare import new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
-from fedmate.experiment.recorder import environment
+from fedmate.experiment.request import Request
 from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
 
@@ -79,7 +79,7 @@ def _laboratory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATASETS._rows, "tiny", Tiny)
         patch.setitem(DATASETS._rows, "poisoned", Poisoned)
-        patch.setattr(recorder_module, "_commit", lambda: "a" * 40)
+        patch.setattr(prepare, "_commit", lambda: "a" * 40)
         patch.setattr("os.fsync", lambda descriptor: None)
         yield
 
@@ -304,8 +304,7 @@ def test_time_goes_on_from_where_it_stopped(tmp_path: Path) -> None:
 
 TRACED = (
     *("fedmate/storage.py", "fedmate/core/serialise.py", "fedmate/backends/base.py", "fedmate/backends/sequential.py"),
-    *(f"fedmate/experiment/{name}.py" for name in ("run", "recorder", "record", "checkpoint", "communication")),
-    *(f"fedmate/experiment/{name}.py" for name in ("evaluate", "metrics_log")),
+    *(f"fedmate/experiment/{name}.py" for name in ("run", "record", "checkpoint", "evaluate")),
 )
 """Where an interruption may strike: between any two lines of these."""
 
@@ -427,8 +426,8 @@ def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: py
             return jobs[0].warnings
 
     usual, began = warnings(), Record(folder).environment
-    there = environment() | {"torch": "9.9", "system": "Plan 9"}
-    monkeypatch.setattr(recorder_module, "environment", lambda: there)
+    there = prepare.environment() | {"torch": "9.9", "system": "Plan 9"}
+    monkeypatch.setattr(prepare, "environment", lambda: there)
     said = f"`{folder}` goes on with another system, torch than it began with: results may differ slightly."
     assert warnings() == [*usual, said]
     # The second time it is no news.

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment import tuned
+from fedmate.experiment import config
 from fedmate.experiment.config import ConfigSource, Experiment, parse_set, resolve
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.tuned import check_entries
+from fedmate.experiment.request import Request, compose
 
 FOUND = """
 [fedrep.cifar10]
@@ -27,7 +26,7 @@ score = 60.0
 training = { learning_rate = 0.4 }
 """
 
-SHIPPED = tomllib.loads(tuned.FILE.read_text(encoding="utf-8"))
+SHIPPED = tomllib.loads(config.TUNED_FILE.read_text(encoding="utf-8"))
 ENTRIES = [(method, dataset) for method, by_dataset in SHIPPED.items() for dataset in by_dataset]
 
 
@@ -36,7 +35,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Other entries than those of the package."""
     path = tmp_path / "tuned.toml"
     path.write_text(FOUND, encoding="utf-8")
-    monkeypatch.setattr(tuned, "FILE", path)
+    monkeypatch.setattr(config, "TUNED_FILE", path)
     return path
 
 
@@ -87,21 +86,6 @@ def test_methods_that_were_tuned_are_not_compared_with_one_that_was_not(found: P
     assert (fedrep.training.learning_rate, fedper.training.learning_rate) == (0.3, 0.4)
     with pytest.raises(UserError, match="`ditto` was tuned on no data set"):
         compose(Request(methods=["fedrep", "ditto"], settings=settings))
-
-
-@pytest.mark.parametrize(
-    ("text", "fragment"),
-    [
-        ("rounds = 3", "`rounds`"),
-        ("[fedrep]\nscore = 3", "`fedrep.score`"),
-        ("[fedrep.digits]\nscore = 3", "`fedrep.digits`"),
-        ("[fedrep.digits]\ntraining = {learning_rate = 1}\nmethod = 3", "`fedrep.digits`"),
-    ],
-)
-def test_a_file_of_something_else_is_refused(text: str, fragment: str) -> None:
-    with pytest.raises(UserError) as caught:
-        check_entries("mine.toml", tomllib.loads(text))
-    assert str(caught.value).startswith(f"`mine.toml` has {fragment}, which is no entry")
 
 
 # -------------------- those that come with the package

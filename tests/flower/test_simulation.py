@@ -30,9 +30,9 @@ from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.experiment.prepare import stored_experiment
-from fedmate.experiment.run import Observer, begin, run
-from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
+from fedmate.experiment.prepare import begin, stored_experiment
+from fedmate.experiment.request import NO_INPUTS, UserInputs
+from fedmate.experiment.run import Observer, run
 from fedmate.flower import environment, simulation
 from fedmate.flower.backend import IDENTITY, Flower, identity
 from fedmate.flower.client import Client

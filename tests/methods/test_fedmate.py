@@ -32,7 +32,7 @@ from fedmate.core import (
     normal,
     select,
 )
-from fedmate.experiment.communication import CommunicationCost
+from fedmate.experiment.run import CommunicationCost
 from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedrep import FedRep
 

@@ -34,7 +34,7 @@ import torch
 from fedmate import cli, storage
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
-from fedmate.experiment import recorder
+from fedmate.experiment import prepare
 from fedmate.experiment.checkpoint import Manifest
 
 SETTINGS = (
@@ -343,7 +343,7 @@ def main() -> None:
     torch.set_num_threads(1)
     DATASETS._rows["tiny"] = Tiny
     # Somebody may edit the checkout meanwhile.
-    recorder._commit = lambda: None
+    prepare._commit = lambda: None
     if options.sabotage:
         storage.replace = storage.write
     start = time.perf_counter()

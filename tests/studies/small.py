@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmate.report.tables import TESTS
+from fedmate.experiment.record import TESTS
 from fedmate.studies.records import FORMAT, RunSummary
 from fedmate.studies.statistics import Results
 from fedmate.studies.study import Choice, Study, StudyRun, load_study

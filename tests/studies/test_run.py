@@ -10,8 +10,8 @@ from tests.studies.small import STUDY, study_of
 
 from fedmate.experiment.build import Built
 from fedmate.experiment.record import Record
+from fedmate.experiment.request import UserInputs
 from fedmate.experiment.run import Observer
-from fedmate.experiment.user_inputs import UserInputs
 from fedmate.progress import RunProgress
 from fedmate.studies import records, run
 from fedmate.studies.records import Records

@@ -17,9 +17,8 @@ from sklearn.datasets import load_digits
 from fedmate.core.options import options_of
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.config import load_file, parse_set
-from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.request import Request, UserInputs, compose
 from fedmate.experiment.run import Observer
-from fedmate.experiment.user_inputs import UserInputs
 from fedmate.methods import METHODS
 from fedmate.progress import RunProgress
 from fedmate.studies import tuning

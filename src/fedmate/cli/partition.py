@@ -34,8 +34,7 @@ def partition(
     """Show how samples are distributed over clients."""
     from fedmate.experiment.config import load_file
     from fedmate.experiment.partitioning import split_samples
-    from fedmate.experiment.prepare import Request, compose
-    from fedmate.experiment.user_inputs import UserInputs
+    from fedmate.experiment.request import Request, UserInputs, compose
     from fedmate.report.drawing import check_plot
     from fedmate.report.plots import PartitionPlot
     from fedmate.storage import check_new, write_for_user

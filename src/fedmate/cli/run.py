@@ -38,8 +38,8 @@ def run(
 ) -> None:
     """Run an experiment, or compare methods, and keep the record."""
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.prepare import Request, new_runs, resumed_runs
-    from fedmate.experiment.user_inputs import UserInputs
+    from fedmate.experiment.prepare import new_runs, resumed_runs
+    from fedmate.experiment.request import Request, UserInputs
 
     if resume is not None and out is not None:
         raise UserError("`--out` begins a new run and `--resume` continues an old one; give one of them.")

@@ -1,4 +1,4 @@
-"""Options: dataclass fields that carry their help text and their limits.
+"""Options: dataclass fields that carry their help text, their type and their limits.
 
 Everything a user can set in a section of an experiment is a field made by `option`, so the command line,
 the configuration file and a call from Python check it in one place.
@@ -9,11 +9,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
+import types
+import typing
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fedmate.errors import UserError
+from fedmate.errors import UserError, nearest
+
+NONE = "none"
+"""How a file and the command line say that an option has no value, where it may have none."""
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_LISTS = {int: "a list of whole numbers", float: "a list of numbers", str: "a list of strings"}
+_FOUND = {bool: "the truth value", int: "the number", float: "the number", str: "the string", list: "the list"}
+_KINDS: dict[type, type] = {int: numbers.Integral, float: numbers.Real}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,3 +98,69 @@ def check_options(section: str, cls: type, values: dict[str, Any]) -> None:
         if not limits.allow(value):
             place = f"{section}.{name}" if section else name
             raise UserError(f"`{place}` is {value}; set it to {limits.describe()}.")
+
+
+def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
+    """Return `value` as the option `key` of `cls` takes it, or raise `UserError`; a list becomes a tuple.
+
+    Args:
+        place: the option's full name, for the message.
+        cls: the dataclass that declares it.
+        key: its name there.
+        value: what was found.
+        source: where it was found.
+    """
+    declared = _types(cls)[key]
+    kinds = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
+    if not all(_is_text(one) for one in (value if isinstance(value, list | tuple) else [value])):
+        raise UserError(f"`{place}` in {source} holds bytes that are no text; rename what it names.")
+    if types.NoneType in kinds and value == NONE:
+        return None
+    for kind in kinds:
+        if typing.get_origin(kind) is typing.Literal:
+            choices = typing.get_args(kind)
+            if value not in choices:
+                raise UserError(f"`{place}` in {source} is {_show(value)}; {nearest(str(value), choices)}")
+            return value
+        if typing.get_origin(kind) is tuple:
+            each = typing.get_args(kind)[0]
+            if isinstance(value, list | tuple) and all(_is_a(each, one) for one in value):
+                return tuple(_as(each, one) for one in value)
+        elif _is_a(kind, value):
+            return _as(kind, value)
+    words = (
+        _LISTS[typing.get_args(kind)[0]] if typing.get_origin(kind) is tuple else _WORDS[kind]
+        for kind in kinds
+        if kind is not types.NoneType
+    )
+    raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {' or '.join(words)}.")
+
+
+# Working out the types takes as long as all the rest.
+_types = functools.cache(typing.get_type_hints)
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Tell whether a value is of a kind; a whole number is a number, too, also one of numpy's; no truth value is."""
+    return kind is bool if isinstance(value, bool) else isinstance(value, _KINDS.get(kind, kind))
+
+
+def _as(kind: type, value: Any) -> Any:
+    if kind is float:
+        # A whole number may be too large for a float; the option's limits then refuse infinity.
+        return float(value) if not isinstance(value, int) or abs(value) < 2**1023 else math.inf
+    return int(value) if kind is int else value
+
+
+def _is_text(value: Any) -> bool:
+    """Tell whether a value can be written to a file, as all but strings can: names of files need not be text."""
+    try:
+        return not isinstance(value, str) or value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _show(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return f"{_FOUND.get(type(value), type(value).__name__)} {text}"

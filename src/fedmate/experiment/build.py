@@ -17,8 +17,8 @@ from fedmate.core.shapes import count_flops
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.partitioning import ClientSplit, make_federation, split_samples
+from fedmate.experiment.request import NO_INPUTS, UserInputs
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -20,13 +21,11 @@ import tomli_w
 
 from fedmate.backends import BACKENDS
 from fedmate.core import Limits, Method, Training, option
-from fedmate.core.options import check_options, options_of
+from fedmate.core.options import NONE, check_options, check_type, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.data.sources import expand
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.tuned import TUNED, tuned_on
-from fedmate.experiment.values import NONE, check_type
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
 from fedmate.registry import Registry
@@ -95,7 +94,8 @@ class Experiment:
 
     def to_toml(self) -> str:
         """Write the experiment as a file that `load_file` reads back."""
-        return tomli_w.dumps(_spelled(self.to_dict()))
+        pairs = [(key, NONE if value is None else value) for key, value in flat(self.to_dict()).items()]
+        return tomli_w.dumps(nest("the experiment", pairs).values)
 
     def with_general(self, **changes: str) -> Experiment:
         """Return a copy with some keys outside the sections replaced."""
@@ -103,7 +103,7 @@ class Experiment:
 
 
 class ConfigSource(NamedTuple):
-    """Some values and where they come from, for error messages."""
+    """A layer: some values and where they come from, for error messages."""
 
     source: str
     values: Values
@@ -116,9 +116,15 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
     "method": METHODS,
 }
 COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
-"""What every row of a section's table has in common: these options survive a change of name."""
+"""The options that all rows of a section's table share: they survive a change of name."""
 
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
+
+TUNED = "tuned"
+"""The preset that stands for what tuning found for a method on a data set."""
+
+TUNED_FILE = Path(__file__).parents[1] / "tuned.toml"
+"""An entry `[METHOD.DATASET]` has the settings found for `training` and `method`, and says where they come from."""
 
 
 def load_file(path: Path) -> ConfigSource:
@@ -145,7 +151,12 @@ def parse_set(assignments: Sequence[str], source: str = "--set") -> ConfigSource
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"`{source}` got `{assignment}`; write `key=value` or `section.key=value`.")
-        pairs.append((key.strip(), _parse_value(text.strip())))
+        try:
+            parsed = tomllib.loads(f"value = {text.strip()}")
+        except (ValueError, RecursionError):
+            parsed = {}
+        # A line break could smuggle in further keys.
+        pairs.append((key.strip(), parsed["value"] if list(parsed) == ["value"] else text.strip()))
     return nest(source, pairs)
 
 
@@ -165,19 +176,11 @@ def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> ConfigSource:
 
 def flat(values: Mapping[str, Any]) -> Values:
     """Return values with their keys written `key` and `section.key`."""
-    found: Values = {}
-    for key, value in values.items():
-        found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
-    return found
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    # A line break could smuggle in further keys.
-    return parsed["value"] if list(parsed) == ["value"] else text
+    return {
+        f"{key}.{inner}".removesuffix("."): leaf
+        for key, value in values.items()
+        for inner, leaf in (value.items() if isinstance(value, dict) else [("", value)])
+    }
 
 
 def resolve(layers: Sequence[ConfigSource]) -> Experiment:
@@ -217,7 +220,7 @@ def check_shape(layer: ConfigSource) -> None:
 
 
 def elsewhere(key: str, section: str = "") -> str | None:
-    """Return a hint what else a key is an option of, if it is one: a spelling like it would set something else."""
+    """Return a hint what else a key is an option of, if it is one."""
     names = _rows_with(key, section) if section in NAMED_SECTIONS else []
     if names:
         return f"it is one of {_some(names)}: leave it out, or choose one that has it."
@@ -242,10 +245,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _defaults_of(dataset: Section, layers: Sequence[ConfigSource]) -> ConfigSource:
-    """Return what the chosen data set brings along, beneath everything else.
-
-    What it says of a section with a name does not hold for another name, whichever layer chooses that.
-    """
+    """Return what the chosen data set brings along; what it says of a name does not hold for another one."""
     chosen: Dataset = DATASETS[dataset.name](**dataset.options)
     kept = {}
     for section, values in chosen.defaults.items():
@@ -256,12 +256,9 @@ def _defaults_of(dataset: Section, layers: Sequence[ConfigSource]) -> ConfigSour
 
 
 def _with_presets(section: str, layers: Sequence[ConfigSource], dataset: str = "") -> list[ConfigSource]:
-    """Add what the presets of a data set or a method say of all sections, each beneath the layer that asks for it.
+    """Add what the presets of a data set or a method say, each beneath the layer that asks for it.
 
-    Args:
-        section: whose presets.
-        layers: where they are asked for.
-        dataset: the one that methods are run on, by name.
+    `dataset` is the name of the data set that a method runs on.
     """
     name, spread = DEFAULT_NAMES[section], list[ConfigSource]()
     for layer in layers:
@@ -282,19 +279,19 @@ def _with_presets(section: str, layers: Sequence[ConfigSource], dataset: str = "
 
 def _resolve_section(section: str, table: Registry[Any], layers: Sequence[ConfigSource]) -> Section:
     name, options = DEFAULT_NAMES[section], Values()
-    # The default's row is not imported where a layer names another one.
-    for layer in (layer for layer in layers if layer.values.get(section)):
-        given = dict(layer.values[section])
+    for layer in layers:
+        given = dict(layer.values.get(section, {}))
+        # The default's row is not imported where a layer names another one.
+        if not given:
+            continue
         chosen = given.pop("name", name)
         cls = lookup(section, table, chosen, layer.source)
         if chosen != name:
             options = {key: value for key, value in options.items() if key in options_of(COMMON[section])}
             name = chosen
         options |= _typed(section, cls, given, layer.source, f" of `{name}`")
-    cls = table[name]
-    check_options(section, cls, options)
-    spelled = {key: options.get(key, field.default) for key, field in options_of(cls).items()}
-    return Section(name, spelled)
+    check_options(section, table[name], options)
+    return Section(name, {key: options.get(key, field.default) for key, field in options_of(table[name]).items()})
 
 
 def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:
@@ -306,6 +303,19 @@ def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any
     except UserError as error:
         place = section if section == "backend" else f"{section}.name"
         raise UserError(f"`{place}`: {error}") from None
+
+
+def tuned_on(method: str) -> dict[str, dict[str, Values]]:
+    """Return what tuning found for a method: settings by section, for each data set."""
+    return {
+        dataset: {section: dict(entry[section]) for section in ("training", "method") if section in entry}
+        for dataset, entry in _read_tuned(TUNED_FILE).get(method, {}).items()
+    }
+
+
+@cache
+def _read_tuned(path: Path) -> Values:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _preset(section: str, name: str, preset: object, dataset: str, source: str) -> Values:
@@ -327,24 +337,13 @@ def _preset(section: str, name: str, preset: object, dataset: str, source: str) 
 
 def _typed(section: str, cls: type, values: Values, source: str, of: str = "") -> Values:
     """Check keys and types of a section's values; `of` says of which row."""
-    known = options_of(cls)
-    for key in values:
-        if key not in known:
-            place = f"{section}.{key}" if section else key
-            hint = elsewhere(key, section) or nearest(key, known)
-            raise UserError(f"`{place}` in {source} is not an option{of}; {hint}")
-    checked = dict[str, Any]()
+    known, checked = options_of(cls), Values()
     for key, value in values.items():
         place = f"{section}.{key}" if section else key
+        if key not in known:
+            hint = elsewhere(key, section) or nearest(key, known)
+            raise UserError(f"`{place}` in {source} is not an option{of}; {hint}")
         checked[key] = check_type(place, cls, key, value, source)
         if checked[key] and known[key].metadata["path"]:
             checked[key] = str(expand(place, checked[key]).absolute())
     return checked
-
-
-def _spelled(values: Values) -> Values:
-    """Spell out options without a value, which TOML has no word for."""
-    return {
-        key: _spelled(value) if isinstance(value, dict) else NONE if value is None else value
-        for key, value in values.items()
-    }

@@ -1,22 +1,109 @@
-"""From accuracies by client and class to the figures of a record. All accuracies are in percent."""
+"""The figures of a record: an evaluated round, each client, and the summary. All accuracies are in percent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import View
-from fedmate.core import ClientData, class_counts
+from fedmate.backends.base import RoundResult, View
+from fedmate.core import ClientData, Federation, class_counts
+from fedmate.experiment.build import Built
+from fedmate.experiment.checkpoint import RunState
+from fedmate.experiment.partitioning import held_out
+from fedmate.experiment.record import TESTS, VIEWS
 
-TESTS = ("balanced", "own")
-"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution.
+NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
+"""The metrics of a run that ended before its first evaluation."""
 
-They are the two rows of a view's accuracies: `own` asks a model that its method adjusts to that distribution.
-"""
+FIGURES = ("mean", "std", "worst_tenth")
+
+
+def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str, Any]:
+    """Return the figures of an evaluated round."""
+    clients, held_out_clients = federation.clients, federation.held_out_clients
+    # Labels that lie with sites are not known here.
+    labels = None if federation.at_sites else label_distribution(clients, federation.num_classes)
+    accuracy: dict[str, Any] = {}
+    for name in (*VIEWS, *sorted(set(result.views) - set(VIEWS))):
+        view = result.views[name]
+        found = view and (reported_view(view, len(clients)) if labels is None else evaluate_view(view, labels))
+        accuracy[name] = found
+    valid = [report for report in result.reports if report.valid]
+    loss = {
+        "before": number(sum(report.loss_before for report in valid) / len(valid)),
+        "after": number(sum(report.loss_after for report in valid) / len(valid)),
+    }
+    row: dict[str, Any] = {"round": t + 1, "accuracy": accuracy, "loss": loss}
+    if result.held_out_clients:
+        labels = label_distribution(held_out_clients, federation.num_classes)
+        everyone = tuple(range(len(held_out_clients)))
+        views = {name: View(everyone, result.held_out_clients[name]) for name in ("before", "after")}
+        row["newcomers"] = {name: evaluate_view(view, labels) for name, view in views.items()}
+    return row
+
+
+def primary_accuracy(built: Built, metrics: Mapping[str, Any]) -> float | None:
+    """Return the mean of the primary view on the primary test in an evaluated round, in percent."""
+    figures = metrics["accuracy"][built.method.primary_view]
+    accuracy: float | None = figures and figures[_primary_test(built)]["mean"]
+    return accuracy
+
+
+def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """Return the summary of a run: its last metrics and the totals."""
+    experiment, view, test = built.experiment, built.method.primary_view, _primary_test(built)
+    summary = {
+        "method": experiment.method.name,
+        "dataset": experiment.dataset.name,
+        "partition": experiment.partition.name,
+        "partition_sha256": built.split.sha256,
+        "evaluated_on": experiment.general.evaluate_on,
+        "seed": experiment.general.seed,
+        "rounds": experiment.general.rounds,
+        "clients": len(built.federation.clients),
+        "backend": experiment.general.backend,
+        "device": experiment.general.device,
+        "accuracy": {name: _short(result) for name, result in metrics["accuracy"].items()},
+        "headline": {"view": view, "test": test, "mean": primary_accuracy(built, metrics)},
+        "loss": metrics["loss"],
+        "bytes_up": sum(state.up.values()),
+        "bytes_down": sum(state.down.values()),
+        "bytes_up_items": state.up,
+        "bytes_down_items": state.down,
+        "seconds": state.seconds,
+        **state.failures,
+    }
+    away = built.federation.held_out_clients
+    if away:
+        figures = metrics.get("newcomers", {})
+        summary["newcomers"] = {
+            "clients": len(away),
+            "dealt_as": sorted(held_out(experiment, len(built.federation.clients) + len(away))),
+            "accuracy": {name: _short(figures.get(name)) for name in ("before", "after")},
+        }
+    return summary
+
+
+def client_rows(federation: Federation, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each client's samples by class and its figures in the last round; empty where it has none.
+
+    What lies with sites is not counted here.
+    """
+    if federation.at_sites:
+        return [{"client": i, **_cells(metrics["accuracy"], i)} for i in range(len(federation.clients))]
+    rows = _rows(federation.clients, federation.num_classes, metrics["accuracy"])
+    if not federation.held_out_clients:
+        return rows
+    newcomers = metrics.get("newcomers") or dict.fromkeys(("before", "after"))
+    more = _rows(federation.held_out_clients, federation.num_classes, newcomers)
+    everything = [{"newcomer": 0, **row} for row in rows]
+    everything += [{"newcomer": 1, **row, "client": len(rows) + row["client"]} for row in more]
+    columns = dict.fromkeys(key for row in everything for key in row)
+    return [{key: row.get(key) for key in columns} for row in everything]
 
 
 def label_distribution(clients: Sequence[ClientData], num_classes: int) -> Tensor:
@@ -48,6 +135,29 @@ def reported_view(view: View, num_clients: int) -> dict[str, Any]:
     }
 
 
+def spread(values: Tensor) -> dict[str, float | None]:
+    """Return mean, standard deviation (of this population) and the mean of the worst tenth, at least one client."""
+    present = values[~values.isnan()]
+    if not len(present):
+        return {"mean": None, "std": None, "worst_tenth": None}
+    worst = present.sort().values[: math.ceil(len(present) / 10)]
+    return {
+        "mean": number(present.mean().item()),
+        "std": number(present.std(correction=0).item()),
+        "worst_tenth": number(worst.mean().item()),
+    }
+
+
+def number(value: float) -> float | None:
+    """Return a number as JSON can hold it: NaN and infinity become `null`."""
+    return value if math.isfinite(value) else None
+
+
+def _primary_test(built: Built) -> str:
+    """Return the test whose figure stands for a run: sites have no balanced one."""
+    return "own" if built.federation.at_sites else "balanced"
+
+
 def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) -> dict[str, Any]:
     """Weigh classes for each client; a class without test samples does not count."""
     known = ~accuracies.isnan()
@@ -66,19 +176,25 @@ def _by_client(view: View, values: Tensor, num_clients: int) -> list[float | Non
     return everyone
 
 
-def spread(values: Tensor) -> dict[str, float | None]:
-    """Return mean, standard deviation (of this population) and the mean of the worst tenth, at least one client."""
-    present = values[~values.isnan()]
-    if not len(present):
-        return {"mean": None, "std": None, "worst_tenth": None}
-    worst = present.sort().values[: math.ceil(len(present) / 10)]
+def _short(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return result and {test: {key: result[test][key] for key in FIGURES} for test in TESTS}  # type: ignore[return-value]
+
+
+def _rows(
+    clients: Sequence[ClientData], num_classes: int, accuracy: Mapping[str, Mapping[str, Any] | None]
+) -> list[dict[str, Any]]:
+    rows = []
+    for i, data in enumerate(clients):
+        counts = class_counts(data, num_classes).tolist()
+        row: dict[str, Any] = {"client": i, "samples": sum(counts)}
+        row |= {f"samples_{k}": count for k, count in enumerate(counts)}
+        rows.append(row | _cells(accuracy, i))
+    return rows
+
+
+def _cells(accuracy: Mapping[str, Mapping[str, Any] | None], client: int) -> dict[str, Any]:
     return {
-        "mean": number(present.mean().item()),
-        "std": number(present.std(correction=0).item()),
-        "worst_tenth": number(worst.mean().item()),
+        f"{name}_{test}": result and result[test]["clients"][client]
+        for name, result in accuracy.items()
+        for test in TESTS
     }
-
-
-def number(value: float) -> float | None:
-    """Return a number as JSON can hold it: NaN and infinity become `null`."""
-    return value if math.isfinite(value) else None

@@ -19,9 +19,9 @@ from fedmate.experiment.partitioning import split_samples
 from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
+from fedmate.experiment.request import NO_INPUTS, UserInputs
 from fedmate.experiment.restore import Restored, read_steadily
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import NO_INPUTS, UserInputs
 
 
 class TrainedRun(NamedTuple):

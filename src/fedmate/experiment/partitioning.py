@@ -19,7 +19,7 @@ from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
 from fedmate.data.sources import data_folder
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.user_inputs import UserInputs
+from fedmate.experiment.request import UserInputs
 
 Rows = NDArray[np.int64]
 

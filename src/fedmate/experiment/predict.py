@@ -30,9 +30,9 @@ from fedmate.errors import UserError
 from fedmate.experiment.build import make_method
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Prior
+from fedmate.experiment.request import UserInputs
 from fedmate.experiment.sample_files import as_samples, read_array
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import UserInputs
 
 FORMAT = 1
 

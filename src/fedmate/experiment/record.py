@@ -14,21 +14,35 @@ comparison.json   instead of all these, in the folder of a comparison: the names
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import json
+import re
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from fedmate import storage
 from fedmate.errors import UserError
 
 Content = TypeVar("Content")
-Number = int | float
+
+TESTS = ("balanced", "own")
+"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution.
+
+They are the two rows of a view's accuracies: `own` asks a model that its method adjusts to that distribution.
+"""
+
+VIEWS = ("pre", "post", "global")
+
+GROWING = ("rounds.csv", "metrics.jsonl")
+"""The files that grow from round to round."""
 
 TOTALS = ("rounds", "clients", "bytes_up", "bytes_down", "seconds")
 """The numbers of a summary that tables show beside accuracies."""
@@ -69,7 +83,7 @@ class Record:
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, machine and commit."""
-        return self._read("environment.json", _parse_environment)
+        return self._read("environment.json", json.loads)
 
     @property
     def finished(self) -> bool:
@@ -124,7 +138,7 @@ class Record:
         views, view = summary["accuracy"], view or summary["headline"]["view"]
         if view not in views:
             raise UserError(f"`view` is `{view}`; this run has {', '.join(f'`{name}`' for name in views)}.")
-        if test not in ("balanced", "own"):
+        if test not in TESTS:
             raise UserError(f"`test` is `{test}`; use `balanced` or `own`.")
         figure: float | None = views[view] and views[view][test]["mean"]
         return figure
@@ -168,32 +182,20 @@ def runs_of(folder: Path) -> list[Path]:
 
 def _reason(error: Exception) -> str:
     """Return the reason that a file cannot be read, without its name."""
-    match error:
-        case OSError():
-            return error.strerror or type(error).__name__
-        case UnicodeDecodeError():
-            return "it is not text"
-        case RecursionError():
-            return "it is nested too deeply"
-    return str(error)
-
-
-def _parse_environment(text: str) -> dict[str, Any]:
-    values = json.loads(text)
-    entries = values.get("resumed", []) if isinstance(values, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("it describes no environment")
-    environment: dict[str, Any] = values
-    return environment
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _parse_summary(text: str) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(text)
     try:
         views = [*summary["accuracy"].values(), *summary.get("newcomers", {"accuracy": {}})["accuracy"].values()]
-        figures = [tests[test]["mean"] for tests in views if tests is not None for test in ("balanced", "own")]
+        figures = [tests[test]["mean"] for tests in views if tests is not None for test in TESTS]
         figures += [summary["headline"]["mean"], *(summary.get(key) for key in TOTALS)]
-        if summary["headline"]["view"] in summary["accuracy"] and all(isinstance(f, Number | None) for f in figures):
+        if summary["headline"]["view"] in summary["accuracy"] and all(
+            isinstance(f, int | float | None) for f in figures
+        ):
             return summary
     except (KeyError, TypeError, AttributeError):
         pass
@@ -222,3 +224,125 @@ def _parse_cell(cell: str) -> int | float | str | None:
         except ValueError:
             pass
     return cell
+
+
+@final
+class Recorder:
+    """A run's folder being written.
+
+    Args:
+        folder: of a run that `begin` began; `rewind` says from where to go on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sizes = dict.fromkeys(GROWING, 0)
+        self._digests = {name: hashlib.sha256() for name in GROWING}
+
+    @staticmethod
+    def begin(folder: Path, config: str, partition: str, environment: Mapping[str, Any]) -> None:
+        """Write what is about to run, on which samples and where."""
+        folder.mkdir(exist_ok=True)
+        storage.write(folder / "config.toml", config.encode())
+        storage.write(folder / "partition.json", partition.encode())
+        storage.write(folder / "environment.json", _to_json(environment))
+
+    def add_round(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append the participants of a round to `rounds.csv`."""
+        self._append("rounds.csv", _to_csv(rows, header=not self._sizes["rounds.csv"]))
+
+    def add_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append an evaluated round to `metrics.jsonl`."""
+        self._append("metrics.jsonl", json.dumps(row, allow_nan=False).encode() + b"\n")
+
+    def add_diagnostics(self, round_number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store what a method recorded in an evaluated round, if anything."""
+        if tensors:
+            folder = self.folder / "diagnostics"
+            folder.mkdir(exist_ok=True)
+            stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            storage.write(folder / f"round_{round_number:06d}.safetensors", save(stored))
+
+    def finish(self, summary: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> None:
+        """Write the end of the record; the summary comes last."""
+        path, content = self.folder / "clients.csv", _to_csv(clients, header=True)
+        # After a kill between the two it is there already, and the same; another one is not this run's.
+        if path.exists() and (not path.is_file() or path.read_bytes() != content):
+            raise UserError(f"`{path}` is in the way, and is not this run's; move it, then resume the run.")
+        storage.replace(path, content)
+        storage.replace(self.folder / "summary.json", _to_json(summary))
+
+    def flush(self) -> None:
+        """Bring the growing files to the disk."""
+        for name in GROWING:
+            if self._sizes[name]:
+                storage.flush(self.folder / name)
+        for folder in filter(Path.exists, (self.folder, self.folder / "diagnostics")):
+            storage.sync_folder(folder)
+
+    def files(self) -> dict[str, dict[str, Any]]:
+        """Return how long the growing files are, in bytes, and a digest of what was written into each."""
+        return {name: {"bytes": self._sizes[name], "sha256": self._digests[name].hexdigest()} for name in GROWING}
+
+    def rewind(self, round_number: int, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go back to where the growing files were like this: drop torn lines and what came after a round."""
+        diagnostics = self.folder / "diagnostics"
+        if diagnostics.exists() and not diagnostics.is_dir():
+            raise UserError(f"`{diagnostics}` is in the way, it has to be a folder; move it, then continue.")
+        empty, found = Recorder(self.folder).files(), {name: self._content(name) for name in GROWING}
+        for name, content in found.items():
+            size, digest = files.get(name, empty[name]).values()
+            self._sizes[name], self._digests[name] = size, hashlib.sha256(content[:size])
+            if self._digests[name].hexdigest() != digest:
+                raise UserError(
+                    f"`{self.folder / name}` is damaged: it does not begin with the {size} bytes that it had when the "
+                    "checkpoint was made; put it back from a copy, or start a new run."
+                )
+        for name, content in found.items():
+            if len(content) > self._sizes[name]:
+                storage.truncate(self.folder / name, self._sizes[name])
+        for path in diagnostics.glob("*"):
+            number = re.fullmatch(r"round_(\d{6,})\.safetensors", path.name)
+            if number and int(number[1]) > round_number:
+                storage.remove(path)
+
+    def note_environment(self, round_number: int, now: Mapping[str, Any]) -> list[str]:
+        """Add what has changed in the environment since the run began, if anything, and return the names."""
+        written = Record(self.folder).environment
+        last = dict(written)
+        for entry in written.get("resumed", []):
+            last |= entry
+        changed = {key: value for key, value in now.items() if last.get(key) != value}
+        if changed:
+            entry = {"round": round_number, **changed}
+            written["resumed"] = [*written.get("resumed", []), entry]
+            storage.replace(self.folder / "environment.json", _to_json(written))
+        return sorted(changed)
+
+    def _append(self, name: str, data: bytes) -> None:
+        storage.append(self.folder / name, data)
+        self._digests[name].update(data)
+        self._sizes[name] += len(data)
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            path = self.folder / name
+            raise UserError(f"`{path}` cannot be read ({error.strerror}); put it back from a copy.") from None
+
+
+def _to_json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def _to_csv(rows: Iterable[Mapping[str, Any]], *, header: bool) -> bytes:
+    rows, text = list(rows), io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue().encode()

@@ -17,8 +17,8 @@ from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.record import Record
+from fedmate.experiment.request import UserInputs
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import UserInputs
 
 Content = TypeVar("Content")
 

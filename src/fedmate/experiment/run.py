@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
-from torch import Tensor
 
-from fedmate.backends.base import NOT_FINITE, ClientReport, Round, RoundResult
-from fedmate.core import Tree, flatten, fold, make_key, permutation
+from fedmate.backends.base import NOT_FINITE, ClientReport, Round, RoundResult, item_of
+from fedmate.core import Method, Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint, RunState
-from fedmate.experiment.communication import CommunicationCost
-from fedmate.experiment.metrics_log import NO_METRICS, client_rows, metrics_row, primary_accuracy, summarise
-from fedmate.experiment.record import Record
-from fedmate.experiment.recorder import Recorder
+from fedmate.experiment.evaluate import NO_METRICS, client_rows, metrics_row, primary_accuracy, summarise
+from fedmate.experiment.record import Record, Recorder
 
 
 class Observer(ABC):
@@ -46,15 +44,6 @@ def sample_participants(seed: int, round_number: int, num_clients: int, particip
     wanted = max(1, math.floor(participation * num_clients + 1e-9))
     order = permutation(fold(make_key(seed), "participants", round_number), num_clients)
     return tuple(sorted(order[:wanted].tolist()))
-
-
-def begin(folder: Path, built: Built) -> None:
-    """Write the record of a run that has not begun: what `run` goes on from."""
-    config = built.experiment.to_toml()
-    Recorder.begin(folder, config, built.split.to_json())
-    initial = built.method.setup.model.init_params()
-    note = {**built.signature.to_dict(), "partition": built.split.sha256}
-    Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
 
 def run(built: Built, folder: Path, observer: Observer) -> dict[str, Any]:
@@ -90,14 +79,42 @@ def initial_server(built: Built) -> Tree:
     return method.init_server(method.setup.model.init_params(), len(built.federation.clients), key)
 
 
+@final
+class CommunicationCost:
+    """Sums the bytes that back ends report, by item. Evaluation sends nothing, so it costs nothing.
+
+    Args:
+        method: its `wire` names the items of each round.
+        rounds: how many there are: rows of all rounds have the columns of every item.
+        up, down: bytes before the next round, by item.
+    """
+
+    def __init__(
+        self, method: Method, rounds: int, up: Mapping[str, int] | None = None, down: Mapping[str, int] | None = None
+    ) -> None:
+        self.up, self.down = Counter(up), Counter(down)
+        wires = [method.wire(t) for t in range(rounds)]
+        self._down_items = sorted({item_of(part) for wire in wires for part in wire.down})
+        self._up_items = sorted({item_of(part) for wire in wires for part in wire.up})
+
+    def add(self, report: ClientReport) -> dict[str, int]:
+        """Add one participant of one round and return its row."""
+        self.down.update(report.down)
+        self.up.update(report.up)
+        down = {f"down_{item}": report.down.get(item, 0) for item in self._down_items}
+        return down | {f"up_{item}": report.up.get(item, 0) for item in self._up_items}
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Return the bytes so far by direction and item."""
+        return {"up": dict(self.up), "down": dict(self.down)}
+
+
 @dataclass(frozen=True)
 class _Done:
     """The rounds done.
 
     Attributes:
-        state: where the run stands.
-        server: the server's state.
-        clients: all clients' states.
+        state, server, clients: where the run, the server and all clients stand.
         unsaved: the clients that took part since the last checkpoint, each with its last round.
     """
 
@@ -108,12 +125,7 @@ class _Done:
 
 
 class _Rounds:
-    """The rounds of one process: what is done, and what of it is in the record and the checkpoint.
-
-    Args:
-        built: the run, put back to where the checkpoint stands.
-        folder: its record.
-    """
+    """The rounds of one process, from where the checkpoint stands: kept in the record and the checkpoint."""
 
     def __init__(self, built: Built, folder: Path) -> None:
         self.built, self.recorder, self.checkpoint = built, Recorder(folder), Checkpoint(folder)
@@ -133,7 +145,17 @@ class _Rounds:
         """Enter a round; return sentences the user should read."""
         general, backend = self.built.experiment.general, self.built.backend
         seconds = time.perf_counter() - self.start
-        self.recorder.add_round(_round_row(t, report) | self.cost.add(report) for report in result.reports)
+        self.recorder.add_round(
+            {
+                "round": t + 1,
+                "client": report.client,
+                "valid": int(report.valid),
+                "loss_before": report.loss_before,
+                "loss_after": report.loss_after,
+                **self.cost.add(report),
+            }
+            for report in result.reports
+        )
         failures, warnings = self._failures(t, result)
         if failures["diverged_in_round"] is not None:
             # What the clients held before is what is saved; the record holds this round, too.
@@ -144,7 +166,12 @@ class _Rounds:
         if evaluated:
             self.metrics = metrics_row(t, result, self.built.federation)
             self.recorder.add_metrics({**self.metrics, "bytes": self.cost.totals(), "seconds": seconds})
-            self.recorder.add_diagnostics(t + 1, _diagnostics(result))
+            tensors = flatten(result.diagnostics)
+            if tensors:
+                # The ids behind the rows of the clients' part.
+                tensors["clients/ids"] = torch.tensor([report.client for report in result.reports])
+                tensors["clients/valid"] = torch.tensor([report.valid for report in result.reports])
+            self.recorder.add_diagnostics(t + 1, tensors)
         state = RunState(t + 1, seconds, **self.cost.totals(), failures=failures, files=self.recorder.files())
         participants = {} if backend.is_remote else dict.fromkeys((report.client for report in result.reports), t + 1)
         # One assignment: an interruption finds the state before this round or the one after it.
@@ -200,22 +227,3 @@ class _Rounds:
             "diverged_in_round": t + 1 if all_dropped else None,
         }
         return failures, warnings
-
-
-def _round_row(t: int, report: ClientReport) -> dict[str, Any]:
-    return {
-        "round": t + 1,
-        "client": report.client,
-        "valid": int(report.valid),
-        "loss_before": report.loss_before,
-        "loss_after": report.loss_after,
-    }
-
-
-def _diagnostics(result: RoundResult) -> dict[str, Tensor]:
-    """Return what was recorded by path, with the ids behind the rows of the clients' part."""
-    tensors = flatten(result.diagnostics)
-    if tensors:
-        tensors["clients/ids"] = torch.tensor([report.client for report in result.reports])
-        tensors["clients/valid"] = torch.tensor([report.valid for report in result.reports])
-    return tensors

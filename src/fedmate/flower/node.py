@@ -22,9 +22,8 @@ from fedmate.experiment.build import decide_device, make_method
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.export import TrainedRun, describe
 from fedmate.experiment.partitioning import make_federation, split_samples
-from fedmate.experiment.prepare import compose
+from fedmate.experiment.request import NO_INPUTS, compose
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import NO_INPUTS
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState, make_private
 from fedmate.flower.messages import (

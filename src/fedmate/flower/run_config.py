@@ -9,8 +9,7 @@ from typing import Any
 
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import ConfigSource, load_file, parse_set
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.user_inputs import UserInputs
+from fedmate.experiment.request import Request, UserInputs, compose
 
 BACKEND = "flower"
 SOURCE = "`set` of the run config"

@@ -29,8 +29,8 @@ from fedmate.experiment.build import make_method
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.partitioning import make_federation, split_samples
 from fedmate.experiment.prepare import stored_experiment
+from fedmate.experiment.request import UserInputs
 from fedmate.experiment.signature import Signature
-from fedmate.experiment.user_inputs import UserInputs
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import VIRTUAL, ClientState
 from fedmate.flower.environment import need_flower, silence

@@ -15,8 +15,8 @@ from rich.cells import cell_len
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.text import Text
 
-VIEWS = ("pre", "post", "global")
-TESTS = ("balanced", "own")
+from fedmate.experiment.record import TESTS, VIEWS
+
 MEANINGS = {
     "before": "the model as received; personal layers, if any, are not trained yet",
     "after": "the same model after one local update on the training samples",

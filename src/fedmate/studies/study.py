@@ -27,11 +27,18 @@ from fedmate.core.options import options_of
 from fedmate.data import DATASETS
 from fedmate.data.sources import data_folder
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import DEFAULT_NAMES, ConfigSource, Experiment, Values, load_file, resolve
-from fedmate.experiment.metrics_log import VIEWS
-from fedmate.experiment.tuned import TUNED, tuned_on
+from fedmate.experiment.config import (
+    DEFAULT_NAMES,
+    TUNED,
+    ConfigSource,
+    Experiment,
+    Values,
+    load_file,
+    resolve,
+    tuned_on,
+)
+from fedmate.experiment.record import TESTS, VIEWS
 from fedmate.methods import METHODS
-from fedmate.report.tables import TESTS
 from fedmate.studies.records import run_name
 
 KEYS = ("title", "source", "test", "reference", "base", "quick", "settings", "methods")

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pandas
 
-from fedmate.report.tables import TESTS, VIEWS, Table
+from fedmate.experiment.record import TESTS, VIEWS
+from fedmate.report.tables import Table
 from fedmate.studies.statistics import Figure, Group, Results, pareto_front
 from fedmate.studies.study import StudyMethod, StudySetting
 

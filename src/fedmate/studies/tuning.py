@@ -19,15 +19,13 @@ import tomli_w
 
 from fedmate import storage
 from fedmate.core.method import Method
-from fedmate.core.options import options_of
+from fedmate.core.options import NONE, options_of
 from fedmate.data import DATASETS
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.config import ConfigSource, Experiment, Values, nest, resolve
-from fedmate.experiment.metrics_log import VIEWS
 from fedmate.experiment.partitioning import split_samples
-from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.user_inputs import UserInputs
-from fedmate.experiment.values import NONE
+from fedmate.experiment.record import VIEWS
+from fedmate.experiment.request import Request, UserInputs, compose
 from fedmate.methods import METHODS
 from fedmate.report.tables import Table, to_csv
 from fedmate.studies.records import Records, command_of

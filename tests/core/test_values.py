@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from fedmate.core.options import check_type
 from fedmate.errors import UserError
-from fedmate.experiment.values import check_type
 
 
 @dataclass
