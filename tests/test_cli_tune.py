@@ -18,7 +18,6 @@ from fedmate.studies import tuning
 from fedmate.studies.run import Watcher, Work, run_and_wait
 
 fedmate_ = test_cli.fedmate_
-_one_thread = test_cli._one_thread
 
 
 @pytest.fixture(scope="module")

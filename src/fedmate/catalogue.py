@@ -1,4 +1,4 @@
-"""What can be named in an experiment, as text."""
+"""The names that an experiment can use, as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedmate.models import MODELS
 from fedmate.registry import Registry
 
 SECTIONS: dict[str, type] = {"settings": General, "training": Training}
-"""What has no names but options: the keys outside any section, and the section that all methods share."""
+"""Options without names: the keys outside any section, and the section that all methods share."""
 
 TABLES: dict[str, Registry[Any]] = {table.kind: table for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)}
 

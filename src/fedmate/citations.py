@@ -1,4 +1,4 @@
-"""What to cite for runs: their methods, their data and fedmate itself, as BibTeX."""
+"""Citations of runs: their methods, their data and fedmate itself, as BibTeX."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def entries_of(citation: str) -> dict[str, str]:
 
 
 def _name(record: Record, section: str) -> str:
-    """Return what a run's experiment names in a section, whether or not it is known here."""
+    """Return the name in a section of a run's experiment, whether or not it is known here."""
     named = record.config.get(section)
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str) or not name.isprintable():

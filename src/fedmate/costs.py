@@ -1,6 +1,6 @@
-"""What a method shares, what it keeps private and what a round costs, asked of the method itself.
+"""The parts that a method shares or keeps private, and the numbers that cross in a round.
 
-Its own functions are called as a back end calls them, in the paper's setting: the CIFAR CNN, 10 classes, 20 clients and
+The method's own functions are called as a back end calls them, in the paper's setting: the CIFAR CNN, 10 classes, 20 clients and
 200 rounds. One client takes part and makes a single step with two samples.
 """
 
@@ -38,7 +38,7 @@ SETTING = f"the paper's CIFAR CNN with {CLASSES} classes, T = {ROUNDS}"
 
 @dataclass(frozen=True)
 class Costs:
-    """What a method's rounds come to, for one client.
+    """The costs of a method's rounds, for one client.
 
     Attributes:
         shares: for each part that ever crosses, the directions in which it does, bookkeeping apart.
@@ -96,7 +96,7 @@ def costs_of(cls: type[Method]) -> Costs:
                 # Counters and flags are bookkeeping.
                 if any(leaf.is_floating_point() for leaf in leaves(own)):
                     other = {**client, **tree_map(lambda leaf: leaf + torch.ones_like(leaf), own)}
-                    # What comes with the download may matter all the same.
+                    # A part that comes with the download may matter all the same.
                     if part not in received or not _equal(outcome, take_part(other, received)):
                         costs.keeps[part] += rounds
     return costs
