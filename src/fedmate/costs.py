@@ -1,7 +1,7 @@
 """The parts that a method shares or keeps private, and the numbers that cross in a round.
 
-The method's own functions are called as a back end calls them, in the paper's setting: the CIFAR CNN, 10 classes, 20 clients and
-200 rounds. One client takes part and makes a single step with two samples.
+The method's own functions are called as a back end calls them. The setting is the paper's: the CIFAR CNN, 10 classes,
+20 clients and 200 rounds. One client takes part and makes a single step with two samples.
 """
 
 from __future__ import annotations

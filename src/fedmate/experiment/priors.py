@@ -64,7 +64,7 @@ class Calibration:
         return name, torch.tensor(self.shares, dtype=torch.float64)
 
     def adjust(self, logits: Tensor, name: str, shares: Tensor, class_names: Sequence[str]) -> tuple[Tensor, list[str]]:
-        """Return the logits for a prior that `choose` gave, and sentences about it that the user should read."""
+        """Return the logits for a prior that `choose` gave, and warnings about it for the user."""
         if name == "uniform":
             # The model answers for equally likely classes; one number added to all logits would only round.
             rest = "" if self.tau == 1 else f" (calibrated with {self.tau:g}: some class shares of training remain)"
