@@ -12,14 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests import test_cli
 from tests.test_cli import Fedmate, lacking, refuse
 
 from fedmate import cli, storage
-from fedmate.data import Arrays, Samples
-from fedmate.data.digits import Digits
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
 from fedmate.progress import RunProgress
@@ -55,28 +52,6 @@ def _signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def few_digits(patch: pytest.MonkeyPatch) -> None:
-    """Let there be fewer digits: evaluation is what takes time here."""
-    load = Digits.load
-
-    def load_few(self: Digits, folder: Path) -> Arrays:
-        arrays = load(self, folder)
-        return arrays._replace(train=Samples(arrays.train.x[:200], arrays.train.y[:200]))
-
-    patch.setattr(Digits, "load", load_few)
-
-
-@pytest.fixture
-def all_digits() -> None:
-    """All of them, as another process has them."""
-
-
-@pytest.fixture(autouse=True)
-def _few_digits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "all_digits" not in request.fixturenames:
-        few_digits(monkeypatch)
-
-
 @pytest.fixture
 def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
     """Let something happen, once, when a round is done: `after(2, happens)`."""
@@ -105,36 +80,6 @@ def strike(number: signal.Signals) -> Callable[[], object]:
 def same_record(one: Path, other: Path) -> bool:
     names = ("config.toml", "rounds.csv", "clients.csv")
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
-
-
-# -------------------- the data set
-
-
-def write_arrays(path: Path, seed: int = 0) -> None:
-    rng = np.random.default_rng(seed)
-    x, y = rng.integers(0, 256, (80, 4, 4), dtype=np.uint8), np.arange(80) % 4
-    np.savez(path, train_x=x, train_y=y, test_x=x[:20], test_y=y[:20])
-
-
-def test_it_goes_on_from_elsewhere_with_the_same_samples_only(
-    fedmate_: Fedmate, tmp_path: Path, after: After, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("here", "elsewhere"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    write_arrays(Path("mine.npz"))
-    settings = ("--set", "dataset.path=mine.npz", "--set", "rounds=4", "--set", "partition.clients=2")
-    after(2, strike(signal.SIGINT))
-    answer = fedmate_("run", "--dataset", "npz", *settings, "--data-dir", ".", "--out", str(tmp_path / "record"))
-    assert answer.err.endswith(f"Continue with: fedmate run --resume {tmp_path / 'record'} --data-dir .\n")
-    write_arrays(Path("mine.npz"), seed=1)
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert "holds other samples now than it began with" in refuse(
-        fedmate_, tmp_path / "record", "run", "--resume", "../record"
-    )
-    write_arrays(Path("../here/mine.npz"))
-    again = fedmate_("run", "--resume", "../record")
-    assert (again.status, again.err) == (0, "")
 
 
 # -------------------- stopping and going on
@@ -258,7 +203,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after round 2, to be copied."""
     folder = tmp_path_factory.mktemp("stopped") / "record"
     with pytest.MonkeyPatch.context() as patch:
-        few_digits(patch)
         original = RunProgress.round_done
 
         def round_done(self: RunProgress, done: int, primary: float | None) -> None:
@@ -300,7 +244,6 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> No
         time.sleep(0.005)
 
 
-@pytest.mark.usefixtures("all_digits")
 def test_a_process_that_gets_a_signal_can_be_continued_by_another(fedmate_: Fedmate, tmp_path: Path) -> None:
     unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONPATH")
     process = subprocess.Popen(

@@ -73,17 +73,6 @@ def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
     ]
 
 
-def test_a_long_run_prints_about_every_tenth_round_and_each_look() -> None:
-    console, file = piped()
-    lines = RunProgress(console)
-    lines.started(make("rounds=100", "eval_every=35"), 0)
-    for done in range(1, 101):
-        lines.round_done(done, None if done < 35 else 30.0)
-    rounds = [int(found) for found in re.findall(r"round (\d+)/100", file.getvalue())]
-    assert rounds == [10, 20, 30, 35, 40, 50, 60, 70, 80, 90, 100]
-    assert re.findall(r"round (\d+)/100  accuracy", file.getvalue()) == ["35", "70", "100"]
-
-
 def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: Built) -> None:
     for console, file in (piped(), terminal()):
         with Display(console) as display:

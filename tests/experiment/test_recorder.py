@@ -59,18 +59,6 @@ def test_the_end_may_come_twice_but_not_over_somebodys_file(tmp_path: Path) -> N
     assert (tmp_path / "run" / "clients.csv").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize("name", ["both", "both/fedavg"])
-def test_who_finds_his_interrupted_run_in_the_way_is_told_how_to_go_on(tmp_path: Path, name: str) -> None:
-    """Of a comparison or a run of it, and not once it is finished."""
-    record, place = begun(tmp_path / "both" / "fedavg"), tmp_path / name
-    (tmp_path / "both" / "comparison.json").write_text('{"runs": ["fedavg"]}', encoding="utf-8")
-    with pytest.raises(UserError, match=f"go on with it by `fedmate run --resume {place}`, or name a new folder"):
-        check_free(place)
-    record.finish({"rounds": 2}, [{"client": 0}])
-    with pytest.raises(UserError, match="which exists already; name a new folder"):
-        check_free(place)
-
-
 @pytest.mark.parametrize("kind", ["folder", "full folder", "file", "dangling link"])
 def test_nothing_is_ever_overwritten(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "taken"
