@@ -70,12 +70,6 @@ def test_a_row_shows_accuracies_by_test_and_view_then_megabytes_and_seconds() ->
     assert cells(lines, "local") == ["40.50", "*42.50", "-", "41.50", "-", "-", "0.0", "0.0", "1.0"]
 
 
-def test_the_table_fits_into_a_terminal() -> None:
-    lines = rendered([FEDAVG, LOCAL], width=80)
-    assert max(len(line) for line in lines) <= 80
-    assert cells(lines, "fedavg") == cells(rendered([FEDAVG, LOCAL]), "fedavg")
-
-
 def printed(table: RenderableType, width: int = 140) -> list[list[str]]:
     file = io.StringIO()
     Console(file=file, width=width).print(table, highlight=False)

@@ -13,7 +13,7 @@ from tests.studies.small import Run, study_of, summary_of
 from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.experiment.config import parse_set, resolve
-from fedmate.studies.records import Records, RunSummary, command_of, name_of, rounded, run_name
+from fedmate.studies.records import Records, RunSummary, command_of, name_of, run_name
 from fedmate.studies.study import Choice
 
 
@@ -57,11 +57,6 @@ def test_the_command_has_what_differs_from_defaults() -> None:
     words = command_of(config).split()
     assert words[:6] == ["fedmate", "run", "--dataset", "digits", "--method", "fedavg"]
     assert words[6:] == ["--set", "rounds=7", "--set", "partition.share=11.0"]
-
-
-def test_numbers_keep_six_digits() -> None:
-    found = rounded({"a": [1 / 3, 7], "b": float("nan"), "c": "text"})
-    assert found == {"a": [0.333333, 7], "b": None, "c": "text"}
 
 
 def test_records_are_added_once_and_found_by_name(tmp_path: Path) -> None:

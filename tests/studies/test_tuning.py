@@ -223,7 +223,6 @@ def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(m
     [
         ("fedavg", "training.learning_rate=1", (1, 0.2, 5, 1)),
         ("fedrep", "method.classifier_learning_rate=0.9", (0.9, 0.003, 0.9, 0.9)),
-        ("fedrep", "method.classifier_learning_rate=1e-4", (1e-4, 1e-4, 0.3, 1e-4)),
         ("fedbabu", "seed=0", (None, 0.001, 0.1, 0.02)),
         ("moon", "method.contrastive_weight=0", (0.02, 0.004, 0.1, 0.02)),
     ],

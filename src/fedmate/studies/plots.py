@@ -42,11 +42,11 @@ def tradeoffs(results: Results) -> Iterator[Plot]:
     """Yield the accuracies on both tests against each other, a plot for each setting and group of seeds."""
     for setting in results.settings:
         for group in results.comparable(setting):
-            if found := _tradeoff(group, setting):
-                yield found
+            if both_tests(group, setting):
+                yield _tradeoff(group, setting)
 
 
-def _tradeoff(group: Group, setting: StudySetting) -> Plot | None:
+def _tradeoff(group: Group, setting: StudySetting) -> Plot:
     results, seen = group.results, set[tuple[str, ...]]()
     found, spots = both_tests(group, setting), []
     for one in found:
@@ -55,22 +55,17 @@ def _tradeoff(group: Group, setting: StudySetting) -> Plot | None:
         errors = None if across is None or upward is None else (across, upward)
         number, label = _look(results, one.method)
         place = (round(one.balanced.mean, 2), round(one.own.mean, 2))
-        spot = Spot(label, number, *place, errors, one.is_on_front)
-        spots.append(spot._replace(beneath=names in seen))
+        spots.append(Spot(label, number, *place, errors, one.is_on_front, names in seen))
         seen.add(names)
     several = sorted({one.own.seeds for one in found if one.own.seeds > 1})
     alone = replace(results, runs=[run for run in results.runs if run.setting.key == setting.key])
-    return (
-        None
-        if not found
-        else Tradeoff(
-            file_name(f"tradeoff{group.suffix}", setting),
-            title_of(alone, f"balanced and own accuracy{group.which}"),
-            panel_title(setting),
-            spots,
-            ("accuracy (%), balanced test", "accuracy (%), own test"),
-            f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
-        )
+    return Tradeoff(
+        file_name(f"tradeoff{group.suffix}", setting),
+        title_of(alone, f"balanced and own accuracy{group.which}"),
+        panel_title(setting),
+        spots,
+        ("accuracy (%), balanced test", "accuracy (%), own test"),
+        f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
     )
 
 

@@ -19,8 +19,8 @@ import re
 import shlex
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -44,17 +44,13 @@ WITHOUT_EFFECT = ("checkpoint_every", "min_clients", "patience")
 EXECUTION = (*WITHOUT_EFFECT, "backend", "device", "chunk_size")
 """These, and options that say only where and how a run was run."""
 
-PATIENCE, PAUSE = 60.0, 0.05
+TIMEOUT, PAUSE = 60.0, 0.05
 """Seconds to wait for another process that adds a record, and between two attempts."""
 
 
 @final
 class RunSummary:
-    """A finished run.
-
-    Args:
-        content: the entries that `summarise` returns.
-    """
+    """A finished run; `content` are the entries that `summarise` returns."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -128,7 +124,7 @@ class Records:
         """Add finished runs; one that is there stays as it is."""
         merged = Merged([], [], [])
         storage.make_folder(self.path.parent)
-        with self._turn():
+        with self._wait_for_turn():
             lines = list[str]()
             for one in found:
                 ours = self.find(one.name)
@@ -173,20 +169,16 @@ class Records:
         except UserError:
             return False
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _wait_for_turn(self) -> storage.Lock:
         """Wait until no other process adds records."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while True:
             try:
-                lock = self.claim("records")
-                break
+                return self.claim("records")
             except storage.BusyError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(PAUSE)
-        with lock:
-            yield
 
     def _refresh(self) -> None:
         """Read the files that have changed."""

@@ -93,12 +93,7 @@ class StudySetting:
 @final
 @dataclass(frozen=True)
 class StudyMethod:
-    """A method with options of its own.
-
-    Attributes:
-        view: which models are compared.
-        published: published figures by the key of a setting.
-    """
+    """A method with options of its own, the view that is compared, and published figures by the key of a setting."""
 
     key: str
     name: str
@@ -108,14 +103,7 @@ class StudyMethod:
 
 
 class Choice(NamedTuple):
-    """Which runs of a study are wanted.
-
-    Attributes:
-        seeds: how many, from 0.
-        tuned: whether methods have their preset `tuned`.
-        quick: whether the runs are cut short.
-        only: patterns of `SETTING/METHOD`; all runs if there are none.
-    """
+    """Which runs of a study are wanted: the number of seeds, from 0, and patterns of `SETTING/METHOD`, if not all."""
 
     seeds: int = 1
     tuned: bool = False
