@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import math
 import re
 from pathlib import Path
@@ -169,17 +168,6 @@ def test_areas_are_numbers_of_samples_whose_sizes_are_explained() -> None:
     assert {"client", "class", "toys, iid", "samples", "9", "4"} <= {*texts(root)}
     many = circles(drawing(partition(np.array([[100_000, 1, 0]]))))
     assert min(diameter for _, _, diameter in many) >= 1, "a single sample is seen"
-
-
-@pytest.mark.parametrize("shape", [(20, 100), (100, 5)])
-def test_circles_do_not_overlap(shape: tuple[int, int]) -> None:
-    root = drawing(partition(np.full(shape, 7)))
-    places = sorted((x, y) for x, y, _ in circles(root))[: shape[0] * shape[1]]
-    columns, rows = sorted({x for x, _ in places}), sorted({y for _, y in places})
-    assert (len(columns), len(rows)) == shape
-    diameter = circles(root)[0][2]
-    assert all(b - a >= diameter for row in (columns, rows) for a, b in itertools.pairwise(row))
-    assert diameter >= 0.09 * 72 * 0.9
 
 
 # -------------------- forms
