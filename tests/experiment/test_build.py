@@ -82,7 +82,7 @@ def test_building_leaves_the_global_generators_alone() -> None:
             ["partition.name=pathological", "partition.classes_per_client=11"],
             ["`partition.classes_per_client` is 11", "10 classes", "at most"],
         ),
-        (["partition.examples=450"], ["`partition.examples`", "at most"]),
+        (["partition.examples=450"], ["`partition.examples`", "use fewer"]),
         (["partition.name=iid", "partition.clients=1797"], ["`partition.examples`", "test split", "lower"]),
     ],
 )

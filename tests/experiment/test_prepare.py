@@ -78,18 +78,9 @@ def test_it_is_said_what_other_methods_do_not_get_from_the_file(tmp_path: Path) 
         f"`method.calibration`, `method.server_momentum` in {file} hold for `fedmate_plus`, not for `fedrep`, "
         "`fedpac`; a setting (`set`) holds for all."
     ]
-    assert dropped(asked(file, ["fedpac"], settings=["method.calibration=0"])) == dropped(
-        asked(file, settings=["method.name=fedpac", "method.calibration=0"])
-    )
     (sentence,) = dropped(asked(file, ["fedpac"], settings=["method.calibration=0"]))
     assert sentence.startswith(f"`method.server_momentum` in {file} holds for")
     assert dropped(asked(file)) == dropped(asked(file, ["fedmate_plus"])) == dropped(asked(methods=["fedavg"])) == []
-    file.write_text('[method]\nname = "fedmate"\npreset = "authors"', encoding="utf-8")
-    assert dropped(asked(file, ["fedmate"])) == []
-    (sentence,) = dropped(asked(file, ["fedmate", "fedrep"]))
-    assert (
-        sentence == f"`method.preset` in {file} holds for `fedmate`, not for `fedrep`; a setting (`set`) holds for all."
-    )
     unnamed = tmp_path / "unnamed.toml"
     unnamed.write_text("[method]\ncalibration = 1.0", encoding="utf-8")
     assert dropped(asked(unnamed, ["fedavg"]))[0].endswith(

@@ -126,9 +126,9 @@ def go(request: Request, folder: Path, *diaries: Diary) -> list[str]:
         return run_all(jobs, lambda: next(each, Diary()))
 
 
-def go_on(folder: Path, diary: Diary | None = None, request: Request = NOTHING) -> list[str]:
+def go_on(folder: Path, diary: Diary | None = None) -> list[str]:
     """Go on with runs."""
-    with resumed_runs(request, folder) as jobs:
+    with resumed_runs(NOTHING, folder) as jobs:
         return run_all(jobs, lambda: diary or Diary())
 
 
