@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fedmate.errors import UserError
 from fedmate.experiment import config
 from fedmate.report.plots import Plot
 from fedmate.report.tables import Table, to_markdown
@@ -222,4 +223,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"Error: {error}")
