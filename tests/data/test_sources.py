@@ -82,6 +82,13 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(way: str, server: 
     assert files_in(tmp_path) == []
 
 
+def test_a_folder_that_cannot_be_written_to_is_a_mistake_of_the_user(server: Server, tmp_path: Path) -> None:
+    # A file in its place: root cannot write below it, either.
+    (tmp_path / "deep").touch()
+    with pytest.raises(UserError, match=r"`.*/deep` cannot be written to \(.+\); choose another folder"):
+        download([server.file("whole")], tmp_path)
+
+
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"cannot be downloaded \(no connection\); try again"):
         download([RemoteFile("http://127.0.0.1:9/x", "x", 1, MD5)], tmp_path)

@@ -78,6 +78,12 @@ def download(files: Sequence[RemoteFile], folder: Path) -> None:
             pooch.retrieve(file.url, f"md5:{file.md5}", target.name, target.parent, downloader=fetch)
         except (OSError, ValueError) as error:
             # A wrong checksum is a `ValueError`; the file is deleted then.
+            if not isinstance(error, requests.RequestException | ValueError):
+                reason = error.strerror or "permission denied"
+                raise UserError(
+                    f"`{target.parent}` cannot be written to ({reason}); choose another folder with `--data-dir` or "
+                    f"`{VARIABLE}`."
+                ) from None
             reason = "no connection" if isinstance(error, requests.ConnectionError) else error
             raise DownloadError(
                 f"`{file.url}` cannot be downloaded ({reason}); try again, or download it by other means and put it "
