@@ -95,7 +95,6 @@ POOLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "too few samples": ((X[:2], Y), {}, "`x` has the shape [2, 2], `y` [3]; give [samples, ...] and one label"),
     "not finite": ((NAN, Y), {}, "`x` is nan at [0, 1]; replace numbers that are not finite."),
     "fractions": ((X, [0, 0.5, 1]), {}, "`y` is 0.5 at [1], but labels are whole numbers from 0 to 99999; number the"),
-    "labels below 0": ((X, [0, -1, 1]), {}, "`y` is -1 at [1], but labels are whole numbers from 0"),
     "an identity number": ((X, [0, 1, 100_000]), {}, "`y` is 100000 at [2], but labels are"),
     "labels that are names": ((X, ["a", "b", "c"]), {}, "`y` holds <U1 values; give an array of numbers."),
     "ragged": (([[1.0], [1.0, 2.0], [1.0]], Y), {}, "`x` has rows of unequal length; give an array of numbers."),

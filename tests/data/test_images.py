@@ -46,18 +46,9 @@ def refused(folder: Path, data: bytes) -> str:
 # -------------------- pixels
 
 
-LOSSLESS: dict[str, dict[str, Any]] = {
-    "PNG": {},
-    "BMP": {},
-    "PPM": {},
-    "TIFF": {"compression": "tiff_lzw"},
-    "WEBP": {"lossless": True},
-}
-
-
-@pytest.mark.parametrize("kind", LOSSLESS)
-def test_lossless_formats_give_their_pixels(kind: str) -> None:
-    np.testing.assert_array_equal(decode(encoded(PIXELS, kind, **LOSSLESS[kind]), PLAIN), PIXELS.transpose(2, 0, 1))
+@pytest.mark.parametrize(("kind", "more"), [("PNG", {}), ("TIFF", {"compression": "tiff_lzw"})])
+def test_lossless_formats_give_their_pixels(kind: str, more: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(decode(encoded(PIXELS, kind, **more), PLAIN), PIXELS.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "GIF"])
@@ -123,15 +114,11 @@ def test_half_an_image_is_refused(kind: str, tmp_path: Path) -> None:
     assert "/a/0.png` cannot be read as an image (" in refused(tmp_path, data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.float32])
-def test_wider_numbers_have_no_known_range(kind: type, tmp_path: Path) -> None:
-    assert "32 bits for a pixel; save it with 8 or 16" in refused(tmp_path, encoded(np.ones((2, 2), kind), "TIFF"))
-
-
-@pytest.mark.parametrize("side", [4, 5], ids=["doubtful", "certain"])
-def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch, side: int, tmp_path: Path) -> None:
+def test_wide_numbers_and_bombs_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wide = encoded(np.ones((2, 2), np.float32), "TIFF")
+    assert "32 bits for a pixel; save it with 8 or 16" in refused(tmp_path, wide)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12)
-    assert "decompression bomb" in refused(tmp_path, flat(1, side))
+    assert "decompression bomb" in refused(tmp_path, flat(1, 4))
 
 
 def test_damage_never_leaks(tmp_path: Path) -> None:
@@ -173,25 +160,6 @@ def numbers(samples: Samples | None) -> list[int]:
     return [int(image[0, 0, 0]) for image in samples.x]
 
 
-def test_images_are_sorted_by_class_and_name_and_others_are_skipped(tmp_path: Path) -> None:
-    names = [
-        "test/b/z",
-        "train/b/b",
-        "train/a/z",
-        "test/a/a",
-        "train/b/a",
-        "train/a/a",
-        "train/c/1",
-        "val/a/1",
-        "train/b/.2",
-    ]
-    arrays = tree(grow(tmp_path, *(f"{name}.png" for name in names)))
-    assert arrays.test is not None
-    assert (numbers(arrays.train), arrays.train.y.tolist()) == ([5, 2, 4, 1], [0, 0, 1, 1])
-    assert (numbers(arrays.test), arrays.test.y.tolist()) == ([3, 0], [0, 1])
-    assert arrays.notes == ()
-
-
 def test_all_must_have_one_size(tmp_path: Path) -> None:
     found = grow(tmp_path, *(f"{kind}/{i}.png" for kind in "ab" for i in range(5)))
     (tmp_path / "a" / "2.png").write_bytes(encoded(PIXELS))
@@ -215,11 +183,8 @@ def test_unreadable_files_are_named_or_left_out(tmp_path: Path) -> None:
 def test_missing_classes_are_said(tmp_path: Path) -> None:
     names = ["train/a/1.png", "train/b/1.png", "test/a/1.png"]
     assert tree(grow(tmp_path, *names)).notes == ("There is no image to test on of `two`.",)
-    with pytest.raises(UserError, match="has no training image of the class `two`"):
-        tree(grow(tmp_path / "x", "train/a/1.png", "test/b/1.png"))
-    for seed in (None, 0):
-        with pytest.raises(UserError, match="has 2 images, but none to test on; add more"):
-            tree(grow(tmp_path / "y", "train/a/1.png", "train/b/1.png"), PLAIN, seed)
+    with pytest.raises(UserError, match="has 2 images, but none to test on; add more"):
+        tree(grow(tmp_path / "y", "train/a/1.png", "train/b/1.png"))
 
 
 # -------------------- the data set `folder`

@@ -103,8 +103,7 @@ def test_bytes_are_images_with_channels_first(x: Any, shape: tuple[int, ...], tm
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"),
-    [("f8", "f8"), (">f8", "f8"), ("f4", "f4"), (">f4", "f4"), ("f2", "f4"), ("i8", "f4"), ("u1", "f4"), ("?", "f4")],
+    ("kind", "kept"), [("f8", "f8"), (">f8", "f8"), (">f4", "f4"), ("f2", "f4"), ("i8", "f4"), ("u1", "f4")]
 )
 def test_other_numbers_stay_what_they_are(kind: str, kept: str, tmp_path: Path) -> None:
     table = (TABLE * 10).round().clip(0).astype(kind)
@@ -157,20 +156,12 @@ def test_clients_are_numbered_in_the_order_of_their_names(
     ("arrays", "message"),
     [
         ({"train_x": TABLE[:5]}, "own.npz[train_x]` has the shape [5, 4], `"),
-        ({"train_x": TABLE[:, 0]}, "own.npz[train_x]` has the shape [6], `"),
-        ({"train_x": np.zeros((6, 0))}, "own.npz[train_x]` has the shape [6, 0], `"),
-        ({"train_x": np.where(TABLE[2, 1] == TABLE, np.nan, TABLE)}, "own.npz[train_x]` is nan at [2, 1]"),
         ({"test_x": TABLE}, "has no `test_y`, but `train_x`, `train_y`, `test_x`"),
         ({"test_x": TABLE[:, 1:], "test_y": LABELS}, "of shape [4], but float64 test samples of shape [3]"),
         ({"test_x": GREY, "test_y": LABELS}, "give both one type and shape"),
         ({"train_y": LABELS - 1}, "own.npz[train_y]` is -1 at [0], but labels are whole numbers from 0"),
-        ({"train_y": LABELS + 100_000}, "own.npz[train_y]` is 100000 at [0], but labels are whole numbers from 0 to"),
-        ({"train_y": LABELS * 0}, "has 1 classes; there must be 2 to 100,000"),
         ({"train_y": np.array(["a"] * 6), "test_x": TABLE, "test_y": LABELS}, "own.npz[test_y]` holds int64 values"),
-        ({"test_y": np.array(["a"] * 6), "test_x": TABLE}, "own.npz[test_y]` holds <U1 values"),
-        ({"train_y": np.array([b"a"] * 6)}, "own.npz[train_y]` holds |S1 values"),
         ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
-        ({"class_names": ["a", "b", "a"]}, "own.npz[class_names]` has `a` twice"),
         ({"class_names": [1, 2, 3]}, "own.npz[class_names]` holds int64 values of shape [3]; give a row of words"),
         ({"class_names": ["a", "b"], "train_y": np.array([*"abbcbb"])}, "own.npz[train_y]` holds `c`, which is"),
         ({"train_client": [1, 2]}, "own.npz[train_client]` has the shape [2] for 6 samples"),
