@@ -90,7 +90,7 @@ class BackendRunner(Runner):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         method, federation, key = make_method(case), make_federation(case), make_randomness(case)
-        self.name = decide_backend(AUTO, method, federation) if case.runner == AUTO else case.runner
+        self.name = decide_backend(method, federation) if case.runner == AUTO else case.runner
         backend = BACKENDS[self.name]
         reason = backend.refusal(method, federation, case.precision)
         if reason is not None:

@@ -19,7 +19,7 @@ from fedmate.experiment.adapt import Adaptation
 from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel, Predictions, check_target
-from fedmate.experiment.prepare import PreparedRun, new_runs, resumed_runs, run_all
+from fedmate.experiment.prepare import new_runs, resumed_runs, run_all
 from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.request import Request, UserInputs
@@ -73,7 +73,7 @@ def run(
     """
     _check_name("method", method)
     methods = () if method is None else (method,)
-    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier, _data_dir(data_dir)))
+    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier), data_dir)
     if resume is not None and len(runs := runs_of(_path("resume", resume, RUN))) > 1:
         raise UserError(f"`resume` is `{resume}`, a comparison of {len(runs)} runs; use `fedmate.compare(resume=...)`.")
     return _run(request, out, resume, progress)[0]
@@ -95,18 +95,8 @@ def compare(
 ) -> dict[str, Record]:
     """Run one experiment with several methods and return their records by method.
 
-    Args:
-        methods: their names.
-        experiment: as for `run`.
-        dataset: as for `run`.
-        set: as for `run`; an option of a method is set for those that have it.
-        data: as for `run`.
-        model: as for `run`.
-        classifier: as for `run`.
-        data_dir: as for `run`.
-        out: as for `run`; each method gets a folder below it.
-        resume: the folder of an interrupted comparison.
-        progress: as for `run`.
+    All arguments but `methods` are those of `run`. An option of a method in `set` holds for the methods that have it,
+    each method gets a folder below `out`, and `resume` is the folder of an interrupted comparison.
 
     Example:
         >>> import tempfile
@@ -120,7 +110,7 @@ def compare(
         _check_name(f"methods[{i}]", name, required=True)
     if not methods and resume is None:
         raise UserError("`methods` is empty; name the methods to compare, such as `['fedmate', 'fedavg']`.")
-    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier, _data_dir(data_dir)))
+    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier), data_dir)
     return {record.config["method"]["name"]: record for record in _run(request, out, resume, progress)}
 
 
@@ -148,9 +138,6 @@ def export(
         data: the samples of a run on your own, if its method trains once more before use, or if a calibrated run is not
             finished.
         model: the network of a run on your own.
-
-    Raises:
-        UserError: there is no such model, or no such file can be written.
 
     Example:
         >>> import tempfile
@@ -183,9 +170,6 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
         path: the file, `.safetensors`.
         model: the layers of a network that came from Python; they are copied.
 
-    Raises:
-        UserError: the file is missing, damaged or something else.
-
     Example:
         >>> import tempfile
         >>> folder = tempfile.mkdtemp()
@@ -206,9 +190,6 @@ def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, pri
         prior: the class shares among the samples, for a model that was trained with `method.calibration`: `uniform`,
             `own` (those of its client's training samples), `estimated` (from the samples), or a number per class. By
             default `own`, and `uniform` for a global model.
-
-    Raises:
-        UserError: the model, the samples or the prior cannot be used.
 
     Example:
         >>> import tempfile
@@ -237,9 +218,6 @@ def adapt(
         to: a new file for the adapted model, `.safetensors` or `.pt2`.
         model: the network of a run on your own.
 
-    Raises:
-        UserError: something does not fit; nothing was written.
-
     Example:
         >>> import tempfile
         >>> record = run(method="fedavg", set={"rounds": 1, "partition.clients": 2}, out=tempfile.mkdtemp() + "/run")
@@ -259,7 +237,8 @@ def _request(
     methods: Sequence[str],
     dataset: str | None,
     settings: Mapping[str, Any] | None,
-    given: UserInputs,
+    inputs: UserInputs,
+    data_dir: str | Path | None,
 ) -> Request:
     _check_name("dataset", dataset)
     if isinstance(experiment, Mapping):
@@ -270,7 +249,9 @@ def _request(
     if not isinstance(settings, Mapping | None):
         raise UserError(f"`set` is {_kind(settings)}; give a dictionary, such as `{{'rounds': 10}}`.")
     _check_keys("set", settings or {})
-    return Request(base, methods, dataset, nest("set", (settings or {}).items()), given)
+    if data_dir is not None:
+        inputs = inputs._replace(folder=_path("data_dir", data_dir, "the path of the folder that holds data sets"))
+    return Request(base, methods, dataset, nest("set", (settings or {}).items()), inputs)
 
 
 def _run(request: Request, out: str | Path | None, resume: str | Path | None, progress: bool) -> list[Record]:
@@ -285,26 +266,17 @@ def _run(request: Request, out: str | Path | None, resume: str | Path | None, pr
         try:
             diverged = run_all(jobs, display.observer)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"The rounds done are saved: {_how_to_continue(jobs, request.inputs.folder)} goes on.")
+            data_dir, folder = request.inputs.folder, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent
+            place = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
+            call = f"fedmate.{'run' if len(jobs) == 1 else 'compare'}(resume={str(folder)!r}{place})"
+            interrupt.add_note(f"The rounds done are saved: `{call}` goes on.")
             raise
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]
 
 
-def _data_dir(value: object) -> Path | None:
-    return None if value is None else _path("data_dir", value, "the path of the folder that holds data sets")
-
-
-def _how_to_continue(jobs: Sequence[PreparedRun], data_dir: Path | None) -> str:
-    place = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
-    if len(jobs) == 1:
-        return f"`fedmate.run(resume={str(jobs[0].folder)!r}{place})`"
-    return f"`fedmate.compare(resume={str(jobs[0].folder.parent)!r}{place})`"
-
-
 def _path(name: str, value: object, wanted: str) -> Path:
-    """Return a path, or raise `UserError` about the argument called `name`."""
     if not isinstance(value, str | PathLike):
         raise UserError(f"`{name}` is {_kind(value)}; give {wanted}.")
     return Path(value)
@@ -324,6 +296,5 @@ def _check_keys(argument: str, values: Mapping[Any, Any]) -> None:
 
 
 def _kind(value: object) -> str:
-    """Say what was found instead: its type, with an article."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
-from types import TracebackType
 from typing import Self, final
 
 from rich.console import Console
@@ -26,18 +24,17 @@ class Display:
     """
 
     def __init__(self, console: Console | None) -> None:
-        self._console, self._open = console, ExitStack()
+        self._console = console
         self._bars = bars(console) if console is not None and console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._bars is not None:
-            self._open.enter_context(self._bars)
+            self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
 
     def observer(self) -> Observer:
         """Return what shows the next run."""

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, final
 
 from fedmate.errors import FedmateError, UserError
@@ -53,10 +52,7 @@ def write(path: Path, data: bytes, mode: int = MODE) -> None:
 def write_new(path: Path, data: bytes, mode: int = MODE) -> None:
     """Write a file for the user: all of it or nothing, and never over another one (`FileExistsError`).
 
-    Args:
-        path: its name.
-        data: its content.
-        mode: who may do what with it, at no instant more, and less where the umask says so.
+    At no instant may others do more with it than `mode` says.
     """
     temporary = _temporary(path)
     try:
@@ -76,29 +72,17 @@ def write_new(path: Path, data: bytes, mode: int = MODE) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Put `data` in the place of what a file held, in one instant."""
-    temporary = path.with_name(f"{path.name}.new")
-    try:
+    with _replacing(path, path.with_name(f"{path.name}.new")) as temporary:
         write(temporary, data)
-        os.replace(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync_folder(path.parent)
 
 
 def replace_by_parts(path: Path, parts: Iterable[bytes]) -> None:
     """Put a file that is too large for memory in the place of what was there, in one instant."""
-    temporary = _temporary(path)
-    try:
+    with _replacing(path, _temporary(path)) as temporary:
         write(temporary, b"")
         for part in parts:
             append(temporary, part)
         flush(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync_folder(path.parent)
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
@@ -113,11 +97,7 @@ def append(path: Path, data: bytes) -> None:
 
 def flush(path: Path) -> None:
     """Bring what was appended to a file to the disk."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(path, os.O_RDWR)
 
 
 def truncate(path: Path, size: int) -> None:
@@ -141,7 +121,8 @@ def staged(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{folder.name[:SHOWN]}.", dir=folder.parent))
     # A temporary folder is its owner's alone; this one is going to be an ordinary folder.
-    os.chmod(stage, 0o777 & ~_umask())
+    os.umask(mask := os.umask(0))
+    os.chmod(stage, 0o777 & ~mask)
     try:
         yield stage
         for each in (stage, *(path for path in stage.rglob("*") if path.is_dir())):
@@ -185,9 +166,7 @@ class Lock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 
@@ -217,6 +196,17 @@ def _put(path: Path, data: bytes, flags: int, *, durable: bool, mode: int = MODE
         os.close(descriptor)
 
 
+@contextmanager
+def _replacing(path: Path, temporary: Path) -> Iterator[Path]:
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
 def _temporary(path: Path) -> Path:
     # Threads, and machines that share a folder, may be at it at once; processes may have one number there.
     return path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}")
@@ -224,19 +214,16 @@ def _temporary(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk; a renamed file is otherwise found under its old name after a crash."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if sys.platform != "win32":
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def refuse_links(folder: Path) -> None:

@@ -14,7 +14,6 @@ from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, one_line, 
 from fedmate.errors import DivergedError, StoppedError, UserError
 
 if TYPE_CHECKING:
-    from fedmate.experiment.prepare import PreparedRun
     from fedmate.experiment.record import Record
 
 
@@ -38,63 +37,55 @@ def run(
 ) -> None:
     """Run an experiment, or compare methods, and keep the record."""
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.prepare import new_runs, resumed_runs
+    from fedmate.experiment.prepare import new_runs, resumed_runs, run_all
+    from fedmate.experiment.record import Record
     from fedmate.experiment.request import Request, UserInputs
+    from fedmate.progress import Display
 
     if resume is not None and out is not None:
         raise UserError("`--out` begins a new run and `--resume` continues an old one; give one of them.")
     base = None if experiment is None else load_file(experiment)
     request = Request(base, method or [], dataset, read_settings(set_, skip_bad), UserInputs(folder=data_dir))
-    with new_runs(request, out) if resume is None else resumed_runs(request, resume) as jobs:
-        folder = resume or (jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent)
-        where = [] if data_dir is None else ["--data-dir", str(data_dir)]
-        _run_all(jobs, shlex.join(["fedmate", "run", "--resume", str(folder), *where]))
-
-
-def _run_all(jobs: Sequence[PreparedRun], resuming: str) -> None:
-    """Run what is not finished, and print one table of all; `resuming` is the command that continues them."""
-    from fedmate.experiment.prepare import run_all
-    from fedmate.experiment.record import Record
-    from fedmate.progress import Display
-
     console, diverged = make_console(), list[str]()
     stopped: KeyboardInterrupt | OSError | StoppedError | None = None
-    for job in jobs:
-        if job.built is None:
-            diverged_in = Record(job.folder).summary.get("diverged_in_round")
-            how = "" if diverged_in is None else f" (it diverged in round {diverged_in})"
-            console.out(f"{job.folder} is finished already{how}: nothing to do.", highlight=False)
-    with Display(console) as display:
-        display.warn(warning for job in jobs for warning in job.warnings)
-        try:
-            diverged = run_all(jobs, display.observer)
-        except (KeyboardInterrupt, OSError, StoppedError) as error:
-            stopped = error
-    gone = next((job.folder for job in jobs if not job.folder.exists()), None)
-    if gone is not None:
-        raise UserError(
-            f"`{gone}` was moved or deleted during the run; if you moved it, continue with `fedmate run --resume` and "
-            "its new place."
-        )
-    records = [Record(job.folder) for job in jobs]
-    _print_results(console, records)
-    if stopped is not None:
-        raise _say_how_to_continue(stopped, records, resuming)
+    with new_runs(request, out) if resume is None else resumed_runs(request, resume) as jobs:
+        for job in jobs:
+            if job.built is None:
+                diverged_in = Record(job.folder).summary.get("diverged_in_round")
+                how = "" if diverged_in is None else f" (it diverged in round {diverged_in})"
+                console.out(f"{job.folder} is finished already{how}: nothing to do.", highlight=False)
+        with Display(console) as display:
+            display.warn(warning for job in jobs for warning in job.warnings)
+            try:
+                diverged = run_all(jobs, display.observer)
+            except (KeyboardInterrupt, OSError, StoppedError) as error:
+                stopped = error
+        folders = [job.folder for job in jobs]
+        gone = next((folder for folder in folders if not folder.exists()), None)
+        if gone is not None:
+            raise UserError(
+                f"`{gone}` was moved or deleted during the run; if you moved it, continue with `fedmate run --resume` "
+                "and its new place."
+            )
+        records = [Record(folder) for folder in folders]
+        _print_results(console, records)
+        if stopped is not None:
+            where = [] if data_dir is None else ["--data-dir", str(data_dir)]
+            folder = resume or (folders[0] if len(folders) == 1 else folders[0].parent)
+            _stop(stopped, records, shlex.join(["fedmate", "run", "--resume", str(folder), *where]))
     if diverged:
         raise DivergedError(" ".join(diverged))
 
 
-def _say_how_to_continue(
-    stopped: KeyboardInterrupt | OSError | StoppedError, records: Sequence[Record], resuming: str
-) -> typer.Exit:
-    """Report what is saved, as the disk has it now, and return the exit status."""
+def _stop(stopped: KeyboardInterrupt | OSError | StoppedError, records: Sequence[Record], resuming: str) -> None:
+    """Print what is saved, as the disk has it now, and the command `resuming`; exit with the status of a stop."""
     from fedmate.experiment.checkpoint import Checkpoint
 
     record = next((record for record in records if not record.finished), records[-1])
     done, of = Checkpoint(record.folder).state.round, record.config["rounds"]
     reason = "Stopped" if isinstance(stopped, KeyboardInterrupt) else f"Error: {one_line(str(stopped))}"
     typer.echo(f"{reason}. {record.folder} is saved after round {done} of {of}. Continue with: {resuming}", err=True)
-    return typer.Exit(status(stopped) if isinstance(stopped, KeyboardInterrupt) else 1)
+    raise typer.Exit(status(stopped) if isinstance(stopped, KeyboardInterrupt) else 1)
 
 
 def _print_results(console: Console, records: Sequence[Record]) -> None:

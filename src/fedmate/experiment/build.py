@@ -68,9 +68,9 @@ def build(experiment: Experiment, inputs: UserInputs = NO_INPUTS, initial: Mappi
     federation = make_federation(experiment, split)
     signature = Signature.of(split.arrays, general.dtype)
     method = make_method(experiment, signature, inputs, initial)
-    method.setup.model.check(first_samples(federation, 2), federation.num_classes)
+    method.setup.model.check(federation.test.map(lambda leaf: leaf[:2]).x, federation.num_classes)
     warnings = [*split.arrays.notes, *_warnings(experiment, method, federation)]
-    name = decide_backend(general.backend, method, federation)
+    name = general.backend if general.backend != "auto" else decide_backend(method, federation)
     if BACKENDS[name].is_remote:
         check_min_clients(general, len(federation.clients))
         if federation.held_out_clients:
@@ -127,14 +127,12 @@ def decide_device(name: str) -> str:
     return name
 
 
-def decide_backend(name: str, method: Method, federation: Federation) -> str:
-    """Replace `auto` by a fixed rule made from measurements: a result must not depend on timing.
+def decide_backend(method: Method, federation: Federation) -> str:
+    """Choose a back end by a fixed rule made from measurements: a result must not depend on timing.
 
     A GPU wants all clients at once. On a CPU that pays only while a step is so small that starting its operations
     takes longer than computing them: `benchmarks/loop_or_vmap.py`.
     """
-    if name != "auto":
-        return name
     on_gpu = federation.test.y.device.type == "cuda"
     return "vectorised" if on_gpu or flops_per_step(method, federation) <= VMAP_FLOPS_PER_STEP else "sequential"
 
@@ -142,14 +140,9 @@ def decide_backend(name: str, method: Method, federation: Federation) -> str:
 def flops_per_step(method: Method, federation: Federation) -> int:
     """Return the floating-point operations of one training step of the largest batch, counted without running it."""
     size = min(method.setup.training.batch_size, max(len(data.y) for data in federation.clients))
-    model, sample = method.setup.model, first_samples(federation, 1)
+    model, sample = method.setup.model, federation.test.map(lambda leaf: leaf[:1]).x
     # Backward costs about twice what forward does.
     return 3 * size * count_flops(lambda: model.logits(model.init_params(), sample))
-
-
-def first_samples(federation: Federation, count: int) -> Tensor:
-    """Return a few samples of the test split, as a network reads them."""
-    return federation.test.map(lambda leaf: leaf[:count]).x
 
 
 def check_min_clients(general: General, clients: int) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -101,32 +100,40 @@ class ClientSplit:
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _load(name: str, dataset: Dataset, folder: Path) -> Arrays:
-    """Read a data set; that one of a user's own lacks a file is the user's to mend."""
-    try:
-        return dataset.load(folder)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"`dataset.name` is `{name}`, but `{error.filename}` does not exist; put it there, or name another folder "
-            "(`data_dir`, or FEDMATE_DATA)."
-        ) from None
-
-
 def split_samples(experiment: Experiment, inputs: UserInputs) -> ClientSplit:
     """Load the data set and split its samples among clients, or raise `UserError`."""
     dataset: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
     stand_ins = dataset.stand_ins()
     if stand_ins is not None:
         return _at_sites(experiment, stand_ins)
-    arrays = inputs.data.arrays if inputs.data else _load(experiment.dataset.name, dataset, data_folder(inputs.folder))
+    try:
+        arrays = inputs.data.arrays if inputs.data else dataset.load(data_folder(inputs.folder))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"`dataset.name` is `{experiment.dataset.name}`, but `{error.filename}` does not exist; put it there, or "
+            "name another folder (`data_dir`, or FEDMATE_DATA)."
+        ) from None
     holdings = inputs.data.client_rows if inputs.data else None
     held = np.array([], np.int64) if holdings else _hold_back(experiment, arrays)
     kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)
     if holdings is None:
-        holdings = [kept[rows] for rows in _split(experiment, dataset, arrays, kept)]
+        partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
+        owners = None if arrays.clients is None else arrays.clients[kept]
+        rng, classes = random_of(experiment, b"partition"), len(arrays.class_names)
+        found = partition.split(PartitionInput(arrays.train.y[kept], classes, rng, dataset.groups, owners))
+        holdings = [kept[rows] for rows in found]
     rest = np.setdiff1d(kept, np.concatenate(holdings))
     validation = _draw_validation(experiment, arrays, rest) if experiment.general.evaluate_on == "validation" else None
-    test = _test_split(arrays, held if len(held) else rest) if validation is None else _take(arrays.train, validation)
+    test = arrays.test
+    if validation is not None or test is None:
+        # Without a test split of its own the data set is tested on the samples that no client holds.
+        chosen = validation if validation is not None else held if len(held) else rest
+        test = _take(arrays.train, chosen)
+        if not len(chosen):
+            raise UserError(
+                "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
+                "`partition.examples` or `partition.clients`."
+            )
     # Only now: the test split must not depend on how many samples are repeated.
     options = experiment.partition.options
     holdings = repeat_samples(
@@ -210,16 +217,8 @@ def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
                 f"`{key}` is `{found}`, but `dataset.name` is `sites`, where samples lie with their clients and are "
                 f"taken as they are; leave `{key}` out."
             )
-    row = np.zeros(1, np.int64)
-    return ClientSplit(
-        arrays,
-        content_digest(arrays),
-        clients=[row] * partition.options["clients"],
-        held_out=[],
-        validation=None,
-        test=arrays.train,
-        at_sites=True,
-    )
+    clients = [np.zeros(1, np.int64)] * partition.options["clients"]
+    return ClientSplit(arrays, content_digest(arrays), clients, [], None, arrays.train, at_sites=True)
 
 
 def _hold_back(experiment: Experiment, arrays: Arrays) -> Rows:
@@ -235,28 +234,8 @@ def _hold_back(experiment: Experiment, arrays: Arrays) -> Rows:
     return held
 
 
-def _split(experiment: Experiment, dataset: Dataset, arrays: Arrays, kept: Rows) -> list[Rows]:
-    """ClientSplit some samples; which of them each client gets."""
-    partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
-    owners = None if arrays.clients is None else arrays.clients[kept]
-    rng, classes = random_of(experiment, b"partition"), len(arrays.class_names)
-    return partition.split(PartitionInput(arrays.train.y[kept], classes, rng, dataset.groups, owners))
-
-
 def _take(samples: Samples, rows: Rows) -> Samples:
     return Samples(samples.x[rows], samples.y[rows])
-
-
-def _test_split(arrays: Arrays, rest: Rows) -> Samples:
-    """Return the data set's own test split, or what no client holds, held-out ones included."""
-    if arrays.test is not None:
-        return arrays.test
-    if len(rest):
-        return _take(arrays.train, rest)
-    raise UserError(
-        "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
-        "`partition.examples` or `partition.clients`."
-    )
 
 
 def _draw_validation(experiment: Experiment, arrays: Arrays, rest: Rows) -> Rows:

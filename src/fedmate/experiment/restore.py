@@ -48,7 +48,16 @@ class Restored:
         if module is not None and not given:
             raise UserError(f"`model` is given, but `{folder}` trained `{self.experiment.model.name}`; leave it out.")
         UserInputs(module=module).check(self.experiment)
-        self._read(module)
+        self.checkpoint = Checkpoint(self.folder)
+        tensors, note = self.checkpoint.initial()
+        try:
+            self.signature = Signature.from_dict(note)
+            self.method: Method = make_method(self.experiment, self.signature, UserInputs(module=module), tensors)
+        except (DamagedError, KeyError, TypeError, ValueError) as error:
+            raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
+        self.server = self.checkpoint.server(
+            self.method.init_server(self.method.setup.model.init_params(), self.num_clients, fold(self.key, "server"))
+        )
 
     @property
     def round(self) -> int:
@@ -77,17 +86,6 @@ class Restored:
     def download(self, client: Tensor) -> Tree:
         """Return the next broadcast, as a client would receive it."""
         return select(self.method.download(self.server, client), self.method.wire(self.round).down)
-
-    def _read(self, module: nn.Module | None) -> None:
-        self.checkpoint = Checkpoint(self.folder)
-        tensors, note = self.checkpoint.initial()
-        try:
-            self.signature = Signature.from_dict(note)
-            self.method: Method = make_method(self.experiment, self.signature, UserInputs(module=module), tensors)
-        except (DamagedError, KeyError, TypeError, ValueError) as error:
-            raise self.checkpoint.damaged("initial.safetensors", str(error)) from None
-        params, key = self.method.setup.model.init_params(), fold(self.key, "server")
-        self.server = self.checkpoint.server(self.method.init_server(params, self.num_clients, key))
 
 
 def read_steadily(folder: Path, read: Callable[[], Content]) -> Content:
