@@ -54,7 +54,7 @@ def joined(lab: Lab, *newcomers: ClientData) -> Lab:
     """Return the same with newcomers."""
     people = newcomers or tuple(newcomer(i) for i in range(len(LABELS)))
     more = replace(lab, federation=lab.federation._replace(held_out_clients=people))
-    # Training is the same, so it is done once for all tests of a method, and reports accuracies even if this one is `fine`.
+    # Training is the same, so it is done once for all tests of a method: with accuracies, also if this test is `fine`.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "class_accuracies", class_accuracies)
         vars(more)["started"] = lab.started

@@ -21,31 +21,19 @@ from fedmate.backends.precision import Precision
 
 @dataclass(frozen=True)
 class Block:
-    """What a block computes besides its convolution.
+    """What a block computes besides its convolution."""
 
-    Attributes:
-        padding: zeros around the input.
-        slope: of the activation for negative numbers; 0 is ReLU.
-        precision: of the products; sums are float32.
-    """
-
-    padding: int
-    slope: float
-    precision: Precision = "strict"
+    padding: int  # zeros around the input
+    slope: float  # of the activation for negative numbers; 0 is ReLU
+    precision: Precision = "strict"  # of the products; sums are float32
 
 
 class Pooled(NamedTuple):
-    """What the forward pass of a block leaves behind, channels last.
+    """What the forward pass of a block leaves behind, channels last."""
 
-    Attributes:
-        y: the output, `[clients, samples, height, width, outputs]`.
-        winner: which of its four pixels won each pool, as the kernels write it down.
-        laid: the input as the kernels read it.
-    """
-
-    y: Tensor
-    winner: Tensor
-    laid: Tensor
+    y: Tensor  # the output, `[clients, samples, height, width, outputs]`
+    winner: Tensor  # which of its four pixels won each pool, as the kernels write it down
+    laid: Tensor  # the input as the kernels read it
 
 
 class Gradients(NamedTuple):

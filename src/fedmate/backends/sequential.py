@@ -18,17 +18,8 @@ from torch import Tensor
 from fedmate.backends.base import Backend, Crossed, Round, itemise, welcome
 from fedmate.backends.client import ClientResult, train_client, view_client, view_held_out_client
 from fedmate.backends.precision import Precision
-from fedmate.core import (
-    FeatureMemory,
-    Federation,
-    Method,
-    Tree,
-    current_memory,
-    fold,
-    remembered_features,
-    stack,
-    stay_unmapped,
-)
+from fedmate.core import Federation, Method, Tree, fold, remembered_features, stack
+from fedmate.core.execution import FeatureMemory, current_memory, stay_unmapped
 
 
 def available_cores() -> int:

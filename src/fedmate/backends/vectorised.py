@@ -40,17 +40,11 @@ ALIKE: dict[Precision, float] = {"strict": 0.01, "tf32": 0.1, "bf16": 0.3}
 
 
 class Structure(NamedTuple):
-    """What rounds must have in common to do the same operations on the same shapes.
+    """What rounds must have in common to do the same operations on the same shapes."""
 
-    Attributes:
-        wire: what crosses.
-        evaluated: what the next broadcast would hold, if the round is evaluated.
-        participants: how many.
-    """
-
-    wire: Wire
-    evaluated: Wire | None
-    participants: int
+    wire: Wire  # what crosses
+    evaluated: Wire | None  # what the next broadcast would hold, if the round is evaluated
+    participants: int  # how many
 
 
 @final

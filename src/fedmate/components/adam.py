@@ -9,19 +9,12 @@ from fedmate.core.tree import Tree, leaves, tree_map
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam without weight decay.
+    """Adam without weight decay."""
 
-    Attributes:
-        learning_rate: alpha.
-        mean_decay: beta_1, how much of the moving average of gradients a step keeps.
-        square_decay: beta_2, the same for their squares.
-        epsilon: added to the root of the latter.
-    """
-
-    learning_rate: float
-    mean_decay: float = 0.9
-    square_decay: float = 0.999
-    epsilon: float = 1e-8
+    learning_rate: float  # alpha
+    mean_decay: float = 0.9  # beta_1, how much of the moving average of gradients a step keeps
+    square_decay: float = 0.999  # beta_2, the same for their squares
+    epsilon: float = 1e-8  # added to the root of the latter
 
     def init(self, variables: Tree) -> Tree:
         """Return the state to start from: moving averages of nothing."""

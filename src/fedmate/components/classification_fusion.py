@@ -23,55 +23,33 @@ from fedmate.core.tree import Tree, leaves, where
 
 
 class Knowledge(NamedTuple):
-    """What a client learns from besides its samples; constant during local training.
+    """What a client learns from besides its samples; constant during local training."""
 
-    Attributes:
-        prototypes: the global ones, P_k, `[classes, width]`.
-        known: which of them exist, `[classes]`.
-        own: the client's at the start of the round, P_ik, `[classes, width]`.
-        present: which classes it holds, `[classes]`.
-        classifier: the global one.
-    """
-
-    prototypes: Tensor
-    known: Tensor
-    own: Tensor
-    present: Tensor
-    classifier: Tree
+    prototypes: Tensor  # the global ones, P_k, `[classes, width]`
+    known: Tensor  # which of them exist, `[classes]`
+    own: Tensor  # the client's at the start of the round, P_ik, `[classes, width]`
+    present: Tensor  # which classes it holds, `[classes]`
+    classifier: Tree  # the global one
 
 
 class Fusion(NamedTuple):
-    """How the classifier is trained.
+    """How the classifier is trained."""
 
-    Attributes:
-        weight: lambda_c, a number or a scalar of this round; `None` leaves fusion out altogether.
-        kappa: the weight of the adversarial part in this round.
-        kinds: how each discriminator is trained, by name.
-        reduction: over classes, in eq. 3.
-        optimiser, discriminator_optimiser: the steps of the classifier and of both discriminators.
-        adjustment: what is added to the logits of the client's samples, `[classes]`, or nothing.
-    """
-
-    weight: float | Tensor | None
-    kappa: Tensor
-    kinds: dict[str, Kind]
-    reduction: Reduction
-    optimiser: SGD
+    weight: float | Tensor | None  # lambda_c, a number or a scalar of this round; `None` leaves fusion out altogether
+    kappa: Tensor  # the weight of the adversarial part in this round
+    kinds: dict[str, Kind]  # how each discriminator is trained, by name
+    reduction: Reduction  # over classes, in eq. 3
+    optimiser: SGD  # the steps of the classifier and of both discriminators
     discriminator_optimiser: SGD
-    adjustment: Tensor | None = None
+    adjustment: Tensor | None = None  # what is added to the logits of the client's samples, `[classes]`, or nothing
 
 
 class FusedClassifier(NamedTuple):
-    """The classifier and the discriminators after the phase, and the losses of its last step.
+    """The classifier and the discriminators after the phase, and the losses of its last step."""
 
-    Attributes:
-        classifier, discriminators: as trained.
-        losses: of D_pr, of D_cl and the adversarial one, `[3]`; zeros without fusion.
-    """
-
-    classifier: Tree
+    classifier: Tree  # as trained
     discriminators: Tree
-    losses: Tensor
+    losses: Tensor  # of D_pr, of D_cl and the adversarial one, `[3]`; zeros without fusion
 
 
 def train_classifier(

@@ -30,18 +30,12 @@ CHUNK = 2**21
 
 
 class FeatureStatistics(NamedTuple):
-    """What a client's features look like.
+    """What a client's features look like."""
 
-    Attributes:
-        prototypes: mu_k, the mean feature of each class, `[classes, width]`; zeros for a class without a sample.
-        counts: n_k, `[classes]`.
-        shares: h_k = p_k mu_k with p_k = n_k / n, `[classes, width]`.
-        variance: V = (sum_k p_k mean |f|^2 - sum_k p_k^2 |mu_k|^2) / n, how far h strays with the draw of n samples.
-    """
-
-    prototypes: Tensor
-    counts: Tensor
-    shares: Tensor
+    prototypes: Tensor  # mu_k, the mean feature of each class, `[classes, width]`; zeros for a class without a sample
+    counts: Tensor  # n_k, `[classes]`
+    shares: Tensor  # h_k = p_k mu_k with p_k = n_k / n, `[classes, width]`
+    # V = (sum_k p_k mean |f|^2 - sum_k p_k^2 |mu_k|^2) / n, how far h strays with the draw of n samples
     variance: Tensor
 
 
@@ -106,17 +100,11 @@ def risk_matrices(products: Tensor, own: Tensor, variances: Tensor, valid: Tenso
 
 
 class _Point(NamedTuple):
-    """Where the solver stands, or a step from there.
+    """Where the solver stands, or a step from there."""
 
-    Attributes:
-        x: positive, sums to 1, `[problems, size]`.
-        slack: Q x - level, positive, `[problems, size]`; at the solution it is 0 wherever x is not.
-        level: the multiplier of the sum, `[problems, 1]`.
-    """
-
-    x: Tensor
-    slack: Tensor
-    level: Tensor
+    x: Tensor  # positive, sums to 1, `[problems, size]`
+    slack: Tensor  # Q x - level, positive, `[problems, size]`; at the solution it is 0 wherever x is not
+    level: Tensor  # the multiplier of the sum, `[problems, 1]`
 
 
 def minimise_on_simplex(matrices: Tensor) -> Tensor:

@@ -44,18 +44,14 @@ def reduce_classes(values: Tensor, counted: Tensor, reduction: Reduction) -> Ten
 
 
 class Targets(NamedTuple):
-    """What a classifier is tuned to.
+    """What a classifier is tuned to."""
 
-    Attributes:
-        prototypes: `[voices, classes, width]`: one for each class, or that of each client.
-        weights: of these, `[voices, classes]`; they add up to 1 for a class that is known, and what has none may be
-            anything.
-        known: which classes have a prototype, `[classes]`. The others are no targets, but their rows stay in the
-            softmax unless `mask_unknown`.
-    """
-
-    prototypes: Tensor
+    prototypes: Tensor  # `[voices, classes, width]`: one for each class, or that of each client
+    # of these, `[voices, classes]`; they add up to 1 for a class that is known, and what has none may be
+    # anything
     weights: Tensor
+    # which classes have a prototype, `[classes]`. The others are no targets, but their rows stay in the softmax
+    # unless `mask_unknown`
     known: Tensor
 
 

@@ -23,17 +23,11 @@ Kind = Literal["bce", "wgan_gp"]
 
 
 class Rows(NamedTuple):
-    """Logits a discriminator compares.
+    """Logits a discriminator compares."""
 
-    Attributes:
-        real: of what is global, `[classes, classes]`.
-        fake: of what is local, `[classes, classes]`.
-        counted: which classes take part, `[classes]`.
-    """
-
-    real: Tensor
-    fake: Tensor
-    counted: Tensor
+    real: Tensor  # of what is global, `[classes, classes]`
+    fake: Tensor  # of what is local, `[classes, classes]`
+    counted: Tensor  # which classes take part, `[classes]`
 
 
 def init_discriminator(num_classes: int, key: Tensor, dtype: torch.dtype) -> Tree:

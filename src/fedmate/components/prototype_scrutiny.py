@@ -22,21 +22,14 @@ EXP_COSINE_SCALE = 60.0
 
 
 class Scrutiny(NamedTuple):
-    """What the three views say and what is made of it.
+    """What the three views say and what is made of it."""
 
-    Attributes:
-        size, closeness, verdict: alpha, l and beta, `[clients, classes]`; each sums to 1 over the holders of a class.
-        divergence: for each view the sum of its Jensen-Shannon divergences to the other two, `[3, classes]`.
-        mixing: W_mps, the share of each view, `[3, classes]`.
-        weights: W_final, `[clients, classes]`; sums to 1 over the holders of a class, 0 where it has no holder.
-    """
-
-    size: Tensor
+    size: Tensor  # alpha, l and beta, `[clients, classes]`; each sums to 1 over the holders of a class
     closeness: Tensor
     verdict: Tensor
-    divergence: Tensor
-    mixing: Tensor
-    weights: Tensor
+    divergence: Tensor  # for each view the sum of its Jensen-Shannon divergences to the other two, `[3, classes]`
+    mixing: Tensor  # W_mps, the share of each view, `[3, classes]`
+    weights: Tensor  # W_final, `[clients, classes]`; sums to 1 over the holders of a class, 0 where it has no holder
 
 
 def scrutinise(

@@ -50,18 +50,12 @@ def mix_prototypes(
 
 
 class Centres(NamedTuple):
-    """What features are drawn to.
+    """What features are drawn to."""
 
-    Attributes:
-        points: `[classes, width]`.
-        known: which classes have one, `[classes]`; samples of the others add 0.
-        weight: of the centre loss.
-        normalised: compare directions: features and centres of length 1, their squared distance summed over the width.
-    """
-
-    points: Tensor
-    known: Tensor
-    weight: float
+    points: Tensor  # `[classes, width]`
+    known: Tensor  # which classes have one, `[classes]`; samples of the others add 0
+    weight: float  # of the centre loss
+    # compare directions: features and centres of length 1, their squared distance summed over the width
     normalised: bool = False
 
 

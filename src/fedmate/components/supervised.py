@@ -12,18 +12,25 @@ from fedmate.core.tree import Tree
 
 
 def train_together(
-    method: Method, params: Tree, data: ClientData, key: Tensor, objective: Objective | None = None
+    method: Method,
+    params: Tree,
+    data: ClientData,
+    key: Tensor,
+    objective: Objective | None = None,
+    parts: tuple[str, ...] = ("extractor", "classifier"),
 ) -> Tree:
-    """Train extractor and classifier together for a round's epochs, on cross-entropy or on another objective."""
+    """Train parts of a model together for a round's epochs, on cross-entropy or on another objective."""
     training = method.setup.training
     steps = batches(data, training.batch_size, training.epochs, key)
     wanted = objective or supervised_loss(method.setup.model, method.adjustment(data))
-    return fit(wanted, params, steps, training.optimiser(), ("extractor", "classifier"))
+    return fit(wanted, params, steps, training.optimiser(), parts)
 
 
-def tune_classifier(method: Method, params: Tree, data: ClientData, epochs: int, key: Tensor) -> Tree:
-    """Train the classifier alone for some epochs, the extractor frozen; for models that are only evaluated."""
+def tune_classifier(
+    method: Method, params: Tree, data: ClientData, epochs: int, key: Tensor, learning_rate: float | None = None
+) -> Tree:
+    """Train the classifier alone for some epochs, the extractor frozen."""
     model, training = method.setup.model, method.setup.training
     steps = frozen_batches(model, params, data, training.batch_size, epochs, key)
     objective = classifier_loss(model, method.adjustment(data))
-    return fit(objective, params, steps, training.optimiser(), ("classifier",))
+    return fit(objective, params, steps, training.optimiser(learning_rate), ("classifier",))

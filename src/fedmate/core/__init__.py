@@ -12,10 +12,9 @@ from fedmate.core.data import (
     num_samples,
     pad,
     rows_of,
-    share_source,
     stack_clients,
 )
-from fedmate.core.execution import FeatureMemory, current_memory, remembered_features, stay_unmapped, unmapped
+from fedmate.core.execution import remembered_features, unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.local import SGD, Objective, adjusted, cross_entropy, fit, gradient, loop, supervised_loss
@@ -33,7 +32,7 @@ from fedmate.core.method import (
 from fedmate.core.metrics import class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, option
-from fedmate.core.random import fold, make_key, normal, permutation, random_bits, shuffle, uniform
+from fedmate.core.random import fold, make_key, normal, permutation, random_bits, uniform
 from fedmate.core.source import Augmentation, Source
 from fedmate.core.tree import (
     Tree,
@@ -59,7 +58,6 @@ __all__ = [
     "Batch",
     "BufferPolicy",
     "ClientData",
-    "FeatureMemory",
     "Federation",
     "Limits",
     "LocalResult",
@@ -81,7 +79,6 @@ __all__ = [
     "classifier_loss",
     "client_data",
     "cross_entropy",
-    "current_memory",
     "fit",
     "flatten",
     "fold",
@@ -102,11 +99,8 @@ __all__ = [
     "remembered_features",
     "rows_of",
     "select",
-    "share_source",
-    "shuffle",
     "stack",
     "stack_clients",
-    "stay_unmapped",
     "supervised_loss",
     "tree_map",
     "unflatten",

@@ -15,21 +15,14 @@ from fedmate.core.source import Augmentation, Source, plain_source
 
 
 class ClientData(NamedTuple):
-    """The samples of one client: rows of a source that it may share with others.
+    """The samples of one client: rows of a source that it may share with others."""
 
-    Attributes:
-        source: where samples lie.
-        rows: which of them are the client's, `[samples]`, int64.
-        y: labels `[samples]`, int64.
-        mask: `[samples]`, false where a row is padding.
-        filled: at least so many rows are no padding, of each client in a stack. A plain number, known without reading
-            the mask; 0 promises nothing.
-    """
-
-    source: Source
-    rows: Tensor
-    y: Tensor
-    mask: Tensor
+    source: Source  # where samples lie
+    rows: Tensor  # which of them are the client's, `[samples]`, int64
+    y: Tensor  # labels `[samples]`, int64
+    mask: Tensor  # `[samples]`, false where a row is padding
+    # at least so many rows are no padding, of each client in a stack. A plain number, known without reading the
+    # mask; 0 promises nothing
     filled: int = 0
 
     @property
@@ -62,22 +55,14 @@ class ClientData(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some samples of one client.
+    """Some samples of one client."""
 
-    Attributes:
-        x: inputs `[batch, ...]`, augmented as training wants them.
-        y, mask: as in `ClientData`.
-        ids: which of the client's samples these are, `[batch]`.
-        key: the randomness of this step, for dropout and augmentation.
-        filled: as in `ClientData`.
-    """
-
-    x: Tensor
-    y: Tensor
+    x: Tensor  # inputs `[batch, ...]`, augmented as training wants them
+    y: Tensor  # as in `ClientData`
     mask: Tensor
-    ids: Tensor
-    key: Tensor
-    filled: int = 0
+    ids: Tensor  # which of the client's samples these are, `[batch]`
+    key: Tensor  # the randomness of this step, for dropout and augmentation
+    filled: int = 0  # as in `ClientData`
 
     @property
     def counted(self) -> Tensor | None:
@@ -86,20 +71,13 @@ class Batch(NamedTuple):
 
 
 class Federation(NamedTuple):
-    """The data of an experiment: the clients' own samples and the common test split.
+    """The data of an experiment: the clients' own samples and the common test split."""
 
-    Attributes:
-        clients: by client id, unpadded.
-        test: the test split, the same for every client.
-        num_classes: how many classes there are, whether or not a client holds them.
-        held_out_clients: clients that stay out of training and are met afterwards.
-        at_sites: whether samples lie with sites of their own; those here then have their shape, and mean nothing.
-    """
-
-    clients: tuple[ClientData, ...]
-    test: ClientData
-    num_classes: int
-    held_out_clients: tuple[ClientData, ...] = ()
+    clients: tuple[ClientData, ...]  # by client id, unpadded
+    test: ClientData  # the test split, the same for every client
+    num_classes: int  # how many classes there are, whether or not a client holds them
+    held_out_clients: tuple[ClientData, ...] = ()  # clients that stay out of training and are met afterwards
+    # whether samples lie with sites of their own; those here then have their shape, and mean nothing
     at_sites: bool = False
 
 

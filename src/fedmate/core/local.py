@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,17 +36,11 @@ def gradient(function: Callable[[Tree], tuple[Tensor, Tree]], variables: Tree) -
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with momentum and weight decay, as a pure step.
+    """Stochastic gradient descent with momentum and weight decay, as a pure step."""
 
-    Attributes:
-        learning_rate: eta.
-        momentum: m in v <- m v + g.
-        weight_decay: added to every gradient, biases included, as g + weight_decay * parameter.
-    """
-
-    learning_rate: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    learning_rate: float  # eta
+    momentum: float = 0.0  # m in v <- m v + g
+    weight_decay: float = 0.0  # added to every gradient, biases included, as g + weight_decay * parameter
 
     def init(self, variables: Tree) -> Tree:
         """Return the velocity v = 0 that each phase of each round starts from."""
@@ -116,29 +108,12 @@ def move_at_once(optimiser: SGD, tensors: Tensors) -> Tensors:
 Step: TypeAlias = Callable[[Tree, Batch], Tree]
 """`(state, batch) -> state`: one step of local training."""
 
-_take_step: ContextVar[Callable[[Step, Tree, Batch], Tree]] = ContextVar("take_step")
-
-
-@contextmanager
-def steps_taken_by(take: Callable[[Step, Tree, Batch], Tree]) -> Iterator[None]:
-    """Let a back end take the steps of every `loop` inside: it may do what a step does in another way."""
-    token = _take_step.set(take)
-    try:
-        yield
-    finally:
-        _take_step.reset(token)
-
-
-def _take_it(step: Step, state: Tree, batch: Batch) -> Tree:
-    return step(state, batch)
-
 
 def loop(step: Step, state: Tree, batches: Iterable[Batch]) -> Tree:
     """Carry `state` through `step` for each batch; a batch of padding alone leaves it as it was."""
-    take = _take_step.get(_take_it)
     for batch in batches:
         with sample_context(batch):
-            proposed = take(step, state, batch)
+            proposed = step(state, batch)
         # Whether a sample is real is often known beforehand, and choosing costs an operation for every leaf.
         state = proposed if batch.filled else where(batch.mask.any(), proposed, state)
     return state

@@ -63,31 +63,19 @@ class Setup:
 
 
 class Wire(NamedTuple):
-    """The parts of the messages that cross in a round.
+    """The parts of the messages that cross in a round."""
 
-    Attributes:
-        down: the parts of `download` that reach the clients.
-        up: the parts of the upload that reach the server.
-    """
-
-    down: frozenset[str]
-    up: frozenset[str]
+    down: frozenset[str]  # the parts of `download` that reach the clients
+    up: frozenset[str]  # the parts of the upload that reach the server
 
 
 class LocalResult(NamedTuple):
-    """What one client's local training gives.
+    """What one client's local training gives."""
 
-    Attributes:
-        client: its state for the next round; it never leaves the client.
-        upload: what it sends, before `wire` leaves parts out.
-        params: the model it holds now, the `post` view.
-        diagnostics: numbers to record, never sent.
-    """
-
-    client: Tree
-    upload: Tree
-    params: Tree
-    diagnostics: Tree
+    client: Tree  # its state for the next round; it never leaves the client
+    upload: Tree  # what it sends, before `wire` leaves parts out
+    params: Tree  # the model it holds now, the `post` view
+    diagnostics: Tree  # numbers to record, never sent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

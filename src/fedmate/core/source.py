@@ -17,30 +17,19 @@ from fedmate.core.random import fold, to_uniform
 
 
 class Augmentation(NamedTuple):
-    """How training images are augmented.
+    """How training images are augmented."""
 
-    Attributes:
-        crop: how many black pixels are put around an image before a part of its old size is cut out at random.
-        flip: whether half of them are mirrored, left to right.
-    """
-
-    crop: int = 0
-    flip: bool = False
+    crop: int = 0  # how many black pixels are put around an image before a part of its old size is cut out at random
+    flip: bool = False  # whether half of them are mirrored, left to right
 
 
 class Source(NamedTuple):
-    """The samples that clients are rows of; they share one source, which is on the device once.
+    """The samples that clients are rows of; they share one source, which is on the device once."""
 
-    Attributes:
-        samples: `[samples, ...]`, as the data set has them: bytes for images.
-        mean, std: what is subtracted and divided by, in the precision of the network; they broadcast to a sample.
-        augmentation: how samples are augmented in training.
-    """
-
-    samples: Tensor
-    mean: Tensor
+    samples: Tensor  # `[samples, ...]`, as the data set has them: bytes for images
+    mean: Tensor  # what is subtracted and divided by, in the precision of the network; they broadcast to a sample
     std: Tensor
-    augmentation: Augmentation = Augmentation()
+    augmentation: Augmentation = Augmentation()  # how samples are augmented in training
 
     def read(self, rows: Tensor) -> Tensor:
         """Return some samples as a network reads them."""

@@ -23,20 +23,7 @@ from torch import Tensor
 
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together, tune_classifier
-from fedmate.core import (
-    MODEL_PARTS,
-    ClientData,
-    Limits,
-    LocalResult,
-    Model,
-    Presets,
-    Tree,
-    batches,
-    fit,
-    option,
-    select,
-    supervised_loss,
-)
+from fedmate.core import MODEL_PARTS, ClientData, Limits, LocalResult, Model, Presets, Tree, option, select
 from fedmate.errors import UserError
 
 
@@ -78,11 +65,7 @@ class FedBABU(Calibrated):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received extractor, the classifier frozen."""
-        model, training = self.setup.model, self.setup.training
-        steps = batches(data, training.batch_size, training.epochs, key)
-        received = self.personal_params(client, download)
-        objective = supervised_loss(model, self.adjustment(data))
-        params = fit(objective, received, steps, training.optimiser(), ("extractor",))
+        params = train_together(self, self.personal_params(client, download), data, key, parts=("extractor",))
         return self.result_of(params, data)
 
     def global_params(self, server: Tree) -> Tree | None:

@@ -34,6 +34,7 @@ from fedmate.components.classifier_collaboration import (
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
 from fedmate.components.server_momentum import ServerMomentum
+from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
     MODEL_PARTS,
     ClientData,
@@ -44,11 +45,7 @@ from fedmate.core import (
     Presets,
     Tree,
     Wire,
-    batches,
-    classifier_loss,
-    fit,
     fold,
-    frozen_batches,
     option,
     select,
     tree_map,
@@ -114,23 +111,12 @@ class FedPAC(Calibrated, ServerMomentum):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the classifier with the extractor frozen, then the extractor towards the prototypes."""
-        model, training, classes = self.setup.model, self.setup.training, self.setup.num_classes
+        model, classes = self.setup.model, self.setup.num_classes
         params, own_key = self.personal_params(client, download), fold(key, "classifier")
         received, adjustment = local_statistics(model, params, data, classes), self.adjustment(data)
-        params = fit(
-            classifier_loss(model, adjustment),
-            params,
-            frozen_batches(model, params, data, training.batch_size, self.classifier_epochs, own_key),
-            training.optimiser(self.classifier_learning_rate),
-            ("classifier",),
-        )
-        params = fit(
-            self._alignment(download, received, adjustment),
-            params,
-            batches(data, training.batch_size, training.epochs, fold(key, "extractor")),
-            training.optimiser(),
-            ("extractor",),
-        )
+        params = tune_classifier(self, params, data, self.classifier_epochs, own_key, self.classifier_learning_rate)
+        objective = self._alignment(download, received, adjustment)
+        params = train_together(self, params, data, fold(key, "extractor"), objective, ("extractor",))
         prototypes, counts = local_prototypes(model, params, data, classes)
         statistics = {"shares": received.shares, "variance": received.variance}
         upload = {**params, "prototypes": prototypes, "statistics": statistics, "class_counts": counts}

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
-from fedmate.core import ClientData, Limits, LocalResult, Method, Model, Presets, Tree, Wire, batches, fit, option
+from fedmate.components.supervised import train_together
+from fedmate.core import ClientData, Limits, LocalResult, Method, Model, Presets, Tree, Wire, option
 
 NEVER = -1e30
 """The bias of a class that must not be chosen: below every logit, and finite in float32."""
@@ -75,10 +76,9 @@ class FedProto(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the client's own model towards the prototypes, by cross-entropy alone while there are none."""
-        model, training = self.setup.model, self.setup.training
+        model = self.setup.model
         objective = centred_loss(model, Centres(download["prototypes"], download["known"], self.prototype_weight))
-        steps = batches(data, training.batch_size, training.epochs, key)
-        params = fit(objective, client, steps, training.optimiser(), ("extractor", "classifier"))
+        params = train_together(self, client, data, key, objective)
         prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)
         upload = {"prototypes": prototypes, "class_counts": counts}
         return LocalResult(client=params, upload=upload, params=params, diagnostics={"prototypes": prototypes})

@@ -16,21 +16,8 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from fedmate.components.prior_calibration import Calibrated
-from fedmate.components.supervised import tune_classifier
-from fedmate.core import (
-    ClientData,
-    Limits,
-    LocalResult,
-    Presets,
-    Tree,
-    batches,
-    classifier_loss,
-    fit,
-    fold,
-    frozen_batches,
-    option,
-    supervised_loss,
-)
+from fedmate.components.supervised import train_together, tune_classifier
+from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, fold, option
 
 
 @final
@@ -57,22 +44,9 @@ class FedRep(Calibrated):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the classifier with the extractor frozen, then the extractor with the classifier frozen."""
-        model, training, adjustment = self.setup.model, self.setup.training, self.adjustment(data)
         params, own_key = self.personal_params(client, download), fold(key, "classifier")
-        params = fit(
-            classifier_loss(model, adjustment),
-            params,
-            frozen_batches(model, params, data, training.batch_size, self.classifier_epochs, own_key),
-            training.optimiser(self.classifier_learning_rate),
-            ("classifier",),
-        )
-        params = fit(
-            supervised_loss(model, adjustment),
-            params,
-            batches(data, training.batch_size, training.epochs, fold(key, "extractor")),
-            training.optimiser(),
-            ("extractor",),
-        )
+        params = tune_classifier(self, params, data, self.classifier_epochs, own_key, self.classifier_learning_rate)
+        params = train_together(self, params, data, fold(key, "extractor"), parts=("extractor",))
         return self.result_of(params, data)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:

@@ -32,17 +32,11 @@ class Convolution(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What tells the paper's networks apart.
+    """What tells the paper's networks apart."""
 
-    Attributes:
-        convolutions: from the input on.
-        width: the length of the feature vector (K).
-        slope: of the activation for negative numbers; 0 is ReLU.
-    """
-
-    convolutions: tuple[Convolution, ...]
-    width: int = 128
-    slope: float = 0.01
+    convolutions: tuple[Convolution, ...]  # from the input on
+    width: int = 128  # the length of the feature vector (K)
+    slope: float = 0.01  # of the activation for negative numbers; 0 is ReLU
 
 
 @dataclass(frozen=True, kw_only=True)
