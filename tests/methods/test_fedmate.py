@@ -1,4 +1,4 @@
-"""FedMate: rounds by hand, its reduction to FedRep, its ablations, and what crosses."""
+"""FedMate: rounds by hand, its reduction to FedRep, its ablations, and which extractor a client goes on from."""
 
 from __future__ import annotations
 
@@ -10,109 +10,43 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
-from tests.methods.small import TRAINING
+from tests.methods.small import TRAINING, run, sequences
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedmate.backends.base import ClientReport, Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     BufferPolicy,
-    ClientData,
     Federation,
-    Method,
     Model,
     Setup,
     Training,
     Tree,
     client_data,
-    flatten,
     leaves,
     make_key,
     normal,
     select,
 )
-from fedmate.experiment.run import CommunicationCost
 from fedmate.methods.fedmate import FedMate
 from fedmate.methods.fedrep import FedRep
 
-CLASSES = 4
-LABELS = ((0, 1, 2, 0, 1), (1, 1, 1), (0, 2, 2, 1, 0, 2))
-"""By client. The second holds one class; nobody holds class 3."""
+CLIENTS = tuple(sequences(i, labels) for i, labels in enumerate(([0, 1, 2, 0, 1], [1, 1, 1], [0, 2, 2, 1, 0, 2])))
+"""The second holds one class; no client holds class 3."""
 
 
-def samples(seed: int, labels: Iterable[int]) -> ClientData:
-    y = torch.tensor(tuple(labels))
-    return client_data(normal(make_key(seed), (len(y), 1, 8), torch.float64) + y[:, None, None] / 2, y)
-
-
-FEDERATION = Federation(
-    tuple(samples(i, labels) for i, labels in enumerate(LABELS)), samples(9, range(CLASSES)), CLASSES
-)
-
-
-def make_model(buffers: BufferPolicy = "shared") -> Model:
-    """22 numbers extract 2 features, 8 make the prototypes of 4 classes: CFT leaves out every second state."""
+def setup(buffers: BufferPolicy = "shared", rounds: int = 4) -> Setup:
+    """Return a network whose prototypes are large enough that CFT leaves out every second state."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        layers = [
-            nn.Conv1d(1, 2, 3, padding=1),
-            nn.BatchNorm1d(2),
-            nn.Tanh(),
-            nn.Dropout(0.25),
-            nn.AvgPool1d(4),
-            nn.Flatten(),
-        ]
-        return Model(
-            nn.Sequential(*layers, nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, CLASSES)).double(),
-            classifier="8",
-            buffers=buffers,
-        )
+        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.AvgPool1d(4)]
+        layers = [*block, nn.Flatten(), nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4)]
+        return Setup(Model(nn.Sequential(*layers).double(), classifier="8", buffers=buffers), 4, rounds, TRAINING)
 
 
-def make(model: Model | None = None, rounds: int = 4, training: Training = TRAINING, **options: Any) -> FedMate:
-    return FedMate(setup=Setup(model or make_model(), CLASSES, rounds, training), **options)
-
-
-class Run:
-    """A method on the sequential back end, round by round."""
-
-    def __init__(self, method: Method, federation: Federation = FEDERATION, seed: int = 4) -> None:
-        """Start it."""
-        self.method, self.federation = method, federation
-        self.backend = Sequential(method, federation, make_key(seed), workers=1)
-        params = method.setup.model.init_params()
-        self.servers: list[Tree] = [method.init_server(params, len(federation.clients), make_key(seed))]
-        self.results: list[RoundResult] = []
-
-    @property
-    def clients(self) -> Sequence[Tree]:
-        return self.backend.clients
-
-    def go(self, *participants: tuple[int, ...], evaluate: bool = False) -> Run:
-        """Run a round for each group of participants."""
-        for group in participants:
-            task = Round(len(self.results), group, evaluate)
-            self.results.append(self.backend.run_round(self.servers[-1], task))
-            self.servers.append(self.results[-1].server)
-        return self
-
-    def everybody(self, rounds: int, *, evaluate: bool = False) -> Run:
-        everyone = tuple(range(len(self.federation.clients)))
-        return self.go(*[everyone] * rounds, evaluate=evaluate)
-
-    def personal(self) -> Tree:
-        """Return the models the clients hold after the next broadcast."""
-        t, server = len(self.results), self.servers[-1]
-        downloads = [self.backend.download(server, t, torch.tensor(i)) for i in range(len(self.clients))]
-        pairs = zip(self.clients, downloads, strict=True)
-        return {str(i): self.method.personal_params(*pair) for i, pair in enumerate(pairs)}
-
-
-def differ(one: Tree, other: Tree) -> bool:
-    left, right = flatten(one), flatten(other)
-    assert left.keys() == right.keys()
-    return any(not torch.allclose(left[path], right[path], rtol=0, atol=1e-9) for path in left)
+def make(**options: Any) -> FedMate:
+    return FedMate(setup=setup(), **options)
 
 
 # -------------------- by hand
@@ -122,7 +56,6 @@ class Descent:
     """SGD with momentum and weight decay, written out."""
 
     def __init__(self, tensors: list[Tensor], rate: float, settings: Training) -> None:
-        """Start at rest."""
         self.tensors, self.rate, self.settings = tensors, rate, settings
         self.velocity = [torch.zeros_like(t) for t in tensors]
 
@@ -150,13 +83,12 @@ class ByHand:
     """
 
     def __init__(self, data: list[tuple[Tensor, Tensor]], params: Tree, discriminators: list[Tree], m: FedMate) -> None:
-        """Start from the common model and each client's own discriminators."""
         self.data, self.m, self.s = data, m, m.setup.training
         self.theta, self.phi = list(params["extractor"].values()), list(params["classifier"].values())
         self.heads = [[t.clone() for t in self.phi] for _ in data]
         self.rivals = [{name: [t.clone() for t in leaves(d)] for name, d in pair.items()} for pair in discriminators]
         self.prototypes: Tensor | None = None
-        self.views: dict[str, np.ndarray] = {}
+        self.weights = np.zeros((2, 3))
 
     def client(self, i: int, t: int) -> tuple[list[Tensor], Tensor]:
         """Train client i; return its extractor and its prototypes."""
@@ -227,7 +159,7 @@ class ByHand:
             rows.append(torch.from_numpy(final @ sent))
             for n in range(2):
                 heads[n][k] = sum(float(a) * self.heads[i][n][k] for a, i in zip(alpha, holders, strict=True))
-        self.prototypes, self.views = torch.stack(rows), {"weights": weights}
+        self.prototypes, self.weights = torch.stack(rows), weights
         phi = variables(heads)
         logits = self.prototypes @ phi[0].T + phi[1]
         loss = (logits.logsumexp(1) - logits.diagonal()).mean()
@@ -252,29 +184,25 @@ def test_three_rounds_by_hand() -> None:
     )
     labels = ([0, 0, 1], [0, 1, 1, 2, 1])
     data = [(normal(make_key(i), (len(y), 2), torch.float64) + 0.5, torch.tensor(y)) for i, y in enumerate(labels)]
-    federation = Federation(tuple(client_data(*pair) for pair in data), client_data(*data[1]), 3)
-    run = Run(method, federation)
-    discriminators = [client["discriminators"] for client in run.clients]
-    hand = ByHand(data, model.init_params(), discriminators, method)
-    starts = [list(leaves(pair)) for pair in discriminators]
+    clients = tuple(client_data(*pair) for pair in data)
+    backend = Sequential(method, Federation(clients, clients[1], 3), make_key(4), workers=1)
+    server = method.init_server(model.init_params(), 2, make_key(4))
+    hand = ByHand(data, model.init_params(), [client["discriminators"] for client in backend.clients], method)
     for t in range(3):
-        run.everybody(1)
+        server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
         hand.round(t)
-        server = run.servers[-1]
-        assert hand.prototypes is not None
-        assert_close(list(leaves(server["extractor"])), hand.theta, rtol=0, atol=1e-10)
-        assert_close(list(leaves(server["classifier"])), hand.phi, rtol=0, atol=1e-10)
+        assert_close(
+            [*leaves(server["extractor"]), *leaves(server["classifier"])], [*hand.theta, *hand.phi], rtol=0, atol=1e-10
+        )
         assert_close(server["prototypes"], hand.prototypes, rtol=0, atol=1e-10)
-        assert_close(server["diagnostics"]["weights"], torch.from_numpy(hand.views["weights"]), rtol=0, atol=1e-10)
-        for client, head, rivals, start in zip(run.clients, hand.heads, hand.rivals, starts, strict=True):
+        assert_close(server["diagnostics"]["weights"], torch.from_numpy(hand.weights), rtol=0, atol=1e-10)
+        for client, head, rivals in zip(backend.clients, hand.heads, hand.rivals, strict=True):
             assert_close(list(leaves(client["classifier"])), head, rtol=0, atol=1e-10)
             for name, expected in rivals.items():
                 assert_close(list(leaves(client["discriminators"][name])), expected, rtol=0, atol=1e-10)
-            moved = [not torch.equal(*pair) for pair in zip(leaves(client["discriminators"]), start, strict=True)]
-            assert any(moved) == all(moved) == (t > 0)
 
 
-# -------------------- reduction
+# -------------------- reduction and ablations
 
 
 @pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
@@ -282,120 +210,77 @@ def test_three_rounds_by_hand() -> None:
     "options",
     [
         {"fusion_weight": 0.0},
-        {"ccf": False},
         {"fusion_weight": 0.0, "discriminator": "wgan_gp", "fusion_reduction": "sum", "kappa": "grow"},
         {"ccf": False, "mps": False, "cci": False},
     ],
 )
 def test_with_every_weight_0_it_is_fedrep(buffers: BufferPolicy, options: dict[str, Any]) -> None:
-    model = make_model(buffers)
-    ours = make(model, centre_weight=0.0, cft="all", classifier_learning_rate=0.07, classifier_epochs=2, **options)
-    theirs = FedRep(setup=ours.setup, classifier_learning_rate=0.07, classifier_epochs=2)
-    groups = ((0, 1, 2), (0, 2), (0, 1, 2))
-    one, other = Run(ours).go(*groups, evaluate=True), Run(theirs).go(*groups, evaluate=True)
-    assert differ(one.personal(), {str(i): model.init_params() for i in range(3)})
-    assert_close(one.personal(), other.personal(), rtol=0, atol=1e-12)
-    for mine, its in zip(one.servers, other.servers, strict=True):
-        assert_close(select(mine, its), its, rtol=0, atol=1e-12)
-    for found, expected in zip(one.results, other.results, strict=True):
+    shared = {"setup": setup(buffers), "classifier_learning_rate": 0.07, "classifier_epochs": 2}
+    ours, found = run(FedMate(**shared, centre_weight=0.0, cft="all", **options), CLIENTS)
+    theirs, expected = run(FedRep(**shared), CLIENTS)
+    for client, reference in zip(ours.clients, theirs.clients, strict=True):
+        assert_close(select(client, reference), reference, rtol=0, atol=1e-12)
+    for mine, other in zip(found, expected, strict=True):
+        assert_close(select(mine.server, other.server), other.server, rtol=0, atol=1e-12)
         for view in ("pre", "post"):
-            assert_close(found.views[view], expected.views[view], rtol=0, atol=1e-12, equal_nan=True)
-
-
-# -------------------- ablations
+            assert_close(mine.views[view], other.views[view], rtol=0, atol=1e-12, equal_nan=True)
 
 
 def test_without_mps_prototypes_are_averaged_by_class_counts() -> None:
-    run = Run(make(mps=False)).everybody(1)
-    sent, counts = run.results[0].diagnostics["clients"]["prototypes"], torch.tensor([[2, 2, 1], [0, 3, 0], [2, 1, 3]])
+    _, [result] = run(make(mps=False), CLIENTS, [(0, 1, 2)])
+    sent, counts = result.diagnostics["clients"]["prototypes"], torch.tensor([[2, 2, 1], [0, 3, 0], [2, 1, 3]])
     expected = torch.stack([(counts[:, k, None] * sent[:, k]).sum(0) / counts[:, k].sum() for k in range(3)])
-    assert_close(run.servers[-1]["prototypes"][:3], expected)
-    assert differ(run.servers[-1], Run(make()).everybody(1).servers[-1])
+    assert_close(result.server["prototypes"][:3], expected)
 
 
 def test_without_cci_classifiers_are_averaged_by_size() -> None:
-    run = Run(make(cci=False)).everybody(1)
-    for name, found in run.servers[-1]["classifier"].items():
-        sizes = (5, 3, 6)
-        expected = sum(n / 14 * client["classifier"][name] for n, client in zip(sizes, run.clients, strict=True))
+    backend, [result] = run(make(cci=False), CLIENTS, [(0, 1, 2)])
+    for name, found in result.server["classifier"].items():
+        expected = sum(
+            n / 14 * client["classifier"][name] for n, client in zip((5, 3, 6), backend.clients, strict=True)
+        )
         assert_close(found, expected)
 
 
-# -------------------- options
+# -------------------- rounds without an extractor
 
 
-def test_alternating_is_a_pass_of_each_in_turn() -> None:
-    """Two epochs in turn are one epoch twice, fusion being constant but for the prototypes of the round's start."""
-    quick = Training(batch_size=9, epochs=1, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-    double = Training(batch_size=9, epochs=2, learning_rate=0.1, momentum=0.5, weight_decay=0.01)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = Model(
-            nn.Sequential(nn.Flatten(), nn.Linear(8, 2), nn.Tanh(), nn.Linear(2, CLASSES)).double(), classifier="3"
-        )
-    once, twice = make(model, training=quick, ccf=False), make(model, training=double, ccf=False, alternate=True)
-    params = model.init_params()
-    client, server = twice.init_client(params, make_key(0)), twice.init_server(params, 1, make_key(0))
-    download, data = twice.download(server, torch.tensor(0)), FEDERATION.clients[0]
-    expected = once.local_update(client, download, data, make_key(1))
-    expected = once.local_update(expected.client, select(download, set(download) - {"extractor"}), data, make_key(2))
-    found = twice.local_update(client, download, data, make_key(3))
-    assert_close(found.params, expected.params, rtol=0, atol=1e-12)
+def held(method: FedMate, backend: Sequential, server: Tree, t: int) -> Sequence[Tensor]:
+    """Return one weight of the extractor that each client goes on from in round `t`."""
+    downloads = [backend.download(server, t, torch.tensor(i)) for i in range(3)]
+    pairs = zip(backend.clients, downloads, strict=True)
+    return [method.personal_params(*pair)["extractor"]["0.weight"] for pair in pairs]
 
 
-def test_own_prototypes_centre_what_the_server_does_not_know() -> None:
-    """In round 0 nothing is known: the centre loss is off, unless the client centres on itself."""
-    plain = [Run(make(centre_weight=weight)).everybody(1).personal() for weight in (0.0, 0.8)]
-    assert_close(*plain, rtol=0, atol=0)
-    own = [Run(make(centre_weight=weight, own_prototypes=True)).everybody(1).personal() for weight in (0.0, 0.8)]
-    assert_close(own[0], plain[0], rtol=0, atol=0)
-    assert differ(own[1], plain[0])
+def weight(state: Tree) -> Tensor:
+    found: Tensor = state["extractor"]["0.weight"]
+    return found
 
 
-# -------------------- what crosses
+def start(method: FedMate) -> tuple[Sequential, Tree]:
+    backend = Sequential(method, Federation(CLIENTS, CLIENTS[0], 4), make_key(4), workers=1)
+    return backend, method.init_server(method.setup.model.init_params(), 3, make_key(4))
 
 
-def numbers(report: ClientReport, direction: str) -> tuple[int, int]:
-    """Return how many float32 numbers crossed, and how many bytes of bookkeeping."""
-    items = dict(report.down if direction == "down" else report.up)
-    bookkeeping = items.pop("bookkeeping")
-    return sum(items.values()) // 4, bookkeeping
-
-
-def test_a_skipped_extractor_neither_crosses_nor_counts() -> None:
-    """period:2 leaves out state 2: no upload in round 1, no download in round 2, everybody goes on with its own."""
-    method = make(rounds=4, cft="period:2")
-    run, ledger = Run(method), CommunicationCost(method, 4)
-    size, statistics = 8 * method.setup.model.extractor_size, 8 * 4
-    rows = []
+def test_after_a_skipped_extractor_clients_go_on_with_their_own() -> None:
+    """period:2 leaves out state 2: no upload in round 1, no download in round 2."""
+    method = make(cft="period:2")
+    backend, server = start(method)
     for t in range(4):
-        own = [client["extractor"] for client in run.clients]
-        held = [params["extractor"] for params in run.personal().values()]
-        run.everybody(1)
-        rows.append([ledger.add(report) for report in run.results[-1].reports])
-        for mine, theirs in zip(held, own, strict=True):
-            assert_close(mine, theirs if t == 2 else run.servers[t]["extractor"], rtol=0, atol=0)
-        assert differ(run.servers[t + 1]["extractor"], run.servers[t]["extractor"]) == (t in (0, 2))
-        assert differ({"": own[0]}, {"": run.clients[0]["extractor"]})
-    for item, expected in (("extractor", size), ("buffers", statistics)):
-        assert [{row[f"up_{item}"] for row in round_} for round_ in rows] == [{expected}, {0}, {expected}, {0}]
-        assert [{row[f"down_{item}"] for row in round_} for round_ in rows] == [{expected}, {expected}, {0}, {expected}]
-        assert (ledger.up[item], ledger.down[item]) == (3 * 2 * expected, 3 * 3 * expected)
-    prototypes, classifier = 8 * CLASSES * 2, 8 * (CLASSES * 2 + CLASSES)
-    assert ledger.up["prototypes"] == ledger.down["prototypes"] == 4 * 3 * prototypes
-    assert ledger.up["classifier"] == ledger.down["classifier"] == 4 * 3 * classifier
-    assert ledger.up["bookkeeping"] == 4 * 3 * 8 * CLASSES
-    assert ledger.down["bookkeeping"] == 4 * 3 * (CLASSES + 8)
+        own, found = [weight(client) for client in backend.clients], held(method, backend, server, t)
+        assert_close(found, own if t == 2 else [weight(server)] * 3, rtol=0, atol=0)
+        result = backend.run_round(server, Round(t, (0, 1, 2), evaluate=False))
+        assert {"extractor" in report.up for report in result.reports} == {t in (0, 2)}
+        assert torch.equal(weight(result.server), weight(server)) == (t in (1, 3))
+        assert not torch.equal(weight(backend.clients[0]), own[0])
+        server = result.server
 
 
 @pytest.mark.parametrize("cft", ["cft", "half", "period:2", "period:3"])
 def test_sampled_clients_never_train_an_extractor_older_than_the_servers(cft: str) -> None:
     """Client 0 misses the round before a skipped one; it must not go on from an extractor of before."""
-    method = make(rounds=6, cft=cft)
-    run = Run(replace(method, setup=replace(method.setup, participation=0.5)))
+    method = FedMate(setup=replace(setup(rounds=6), participation=0.5), cft=cft)
+    backend, server = start(method)
     for t, group in enumerate([(0, 1), (1, 2), (0, 2), (0, 1), (1, 2), (0, 2)]):
-        run.go(group)
-        newest = {str(i): run.servers[-1]["extractor"] for i in range(3)}
-        assert not differ({i: params["extractor"] for i, params in run.personal().items()}, newest)
-        sent = "extractor" in method.wire(t).up
-        assert differ(run.servers[-1]["extractor"], run.servers[-2]["extractor"]) == sent
+        server = backend.run_round(server, Round(t, group, evaluate=False)).server
+        assert_close(held(method, backend, server, t + 1), [weight(server)] * 3, rtol=0, atol=0)

@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import torch
-from tests.methods.test_fedmate import FEDERATION, make
+from tests.methods.small import normed, run
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round
-from fedmate.backends.sequential import Sequential
-from fedmate.core import Method, Tree, make_key
+from fedmate.core import Method, Tree
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.methods import METHODS
-from fedmate.methods.fedmate import FedMate
 
 OFF = {"calibration": 0.0, "classifier_start": "own", "classifier_learning_rate": 0.1, "server_momentum": 0.0}
 """The paper's method."""
 
 
-def rounds(method: Method) -> Tree:
+def end(**options: object) -> Tree:
     """Return the server after three rounds."""
-    backend = Sequential(method, FEDERATION, make_key(4))
-    server = method.init_server(method.setup.model.init_params(), len(FEDERATION.clients), make_key(0))
-    for t in range(3):
-        task = Round(t, tuple(range(len(FEDERATION.clients))), evaluate=False)
-        server = backend.run_round(server, task).server
-    return server
-
-
-def plus(**options: object) -> Method:
-    return METHODS["fedmate_plus"](setup=make().setup, **options)
+    method: Method = METHODS["fedmate_plus"](setup=normed(), cft="all", **options)
+    return run(method, evaluate=False)[1][-1].server
 
 
 def test_with_its_additions_off_it_is_fedmate_to_the_last_bit() -> None:
-    assert_close(rounds(plus(**OFF)), rounds(make()), rtol=0, atol=0)
+    _, plain = run(METHODS["fedmate"](setup=normed(), cft="all"), evaluate=False)  # type: ignore[call-arg]
+    assert_close(end(**OFF), plain[-1].server, rtol=0, atol=0)
 
 
 def test_each_addition_matters() -> None:
-    everything = rounds(plus(cft="all"))
+    everything = end()["classifier"]["weight"]
     for name, value in OFF.items():
-        found = rounds(plus(cft="all", **{name: value}))
-        assert not torch.allclose(found["classifier"]["weight"], everything["classifier"]["weight"], rtol=0, atol=1e-6)
-
-
-def test_it_differs_from_fedmate_in_the_preset_alone() -> None:
-    preset = FedMate.presets["plus"]["method"]
-    ours, theirs = plus(), FedMate(setup=make().setup)
-    differing = {name: value for name, value in vars(ours).items() if value != getattr(theirs, name)}
-    assert {name: value for name, value in differing.items() if name != "setup"} == preset
-    assert preset.keys() == OFF.keys()
+        assert not torch.allclose(end(**{name: value})["classifier"]["weight"], everything, rtol=0, atol=1e-6)
 
 
 def test_a_name_and_a_preset_are_one_method() -> None:
