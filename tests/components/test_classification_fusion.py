@@ -15,11 +15,10 @@ from fedmate.components.classification_fusion import (
     FusedClassifier,
     Fusion,
     Knowledge,
-    fusion_losses,
     train_classifier,
 )
 from fedmate.components.classifier_integration import Reduction
-from fedmate.components.discriminators import Kind, init_discriminator, score
+from fedmate.components.discriminators import Kind, init_discriminator
 from fedmate.core import (
     SGD,
     Batch,
@@ -111,26 +110,6 @@ class Scene:
         return {name: {"variables": d, "velocity": {}} for name, d in self.discriminators.items()}
 
 
-# -------------------- what is compared
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
-def test_the_two_parts_of_the_loss(reduction: Reduction, kinds: dict[str, Kind]) -> None:
-    """Cross-entropy over C_i; -log D_pr over C_i where P_k is known; -log D_cl (or minus the score) over known k."""
-    scene = Scene(reduction=reduction, kinds=kinds)
-    k, classifier = scene.knowledge, scene.params["classifier"]
-    own, adversarial = fusion_losses(scene.model, classifier, scene.rivals(), k, scene.fusion)
-    held, both, known = torch.tensor([0, 2, 3]), [0, 2], [0, 1, 2]
-    logits = functional.linear(k.own, **classifier)
-    assert_close(own, functional.cross_entropy(logits[held], held, reduction=reduction))
-    first = -score(scene.discriminators["prototype"], logits[both]).sigmoid().log()
-    fooled = score(scene.discriminators["classifier"], functional.linear(k.prototypes[known], **classifier))
-    second = -fooled if kinds["classifier"] == "wgan_gp" else -fooled.sigmoid().log()
-    expected = first.mean() + second.mean() if reduction == "mean" else first.sum() + second.sum()
-    assert_close(adversarial, expected)
-
-
 # -------------------- a step by hand
 
 
@@ -206,15 +185,3 @@ def test_discriminators_rest_while_nothing_is_known(kinds: dict[str, Kind]) -> N
     assert_close(found.losses, torch.zeros(3, dtype=torch.float64), rtol=0, atol=0)
     without = Scene(known=nothing, kinds=kinds).train(weight=0.0)
     assert not torch.allclose(found.classifier["weight"], without.classifier["weight"])
-
-
-# -------------------- what switches do
-
-
-def test_without_fusion_only_the_samples_teach() -> None:
-    scene, plain = Scene(), Scene(weight=None)
-    fused, found = scene.train(), plain.train()
-    assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)
-    assert_close(found.losses, torch.zeros(3, dtype=torch.float64), rtol=0, atol=0)
-    assert_close(found.classifier, Scene(weight=0.0).train().classifier, rtol=0, atol=1e-15)
-    assert not torch.allclose(found.classifier["weight"], fused.classifier["weight"])

@@ -17,7 +17,6 @@ from fedmate.components.classifier_collaboration import (
     combine,
     combining_weights,
     feature_statistics,
-    risk_matrices,
 )
 from fedmate.core import make_key, normal, uniform
 
@@ -78,30 +77,6 @@ def test_statistics_are_those_of_the_paper() -> None:
     assert found.counts.tolist() == [4, 0, 3]
     assert not found.shares[1].any()
     assert not found.prototypes[1].any()
-
-
-# -------------------- the risk
-
-
-def test_risks_are_those_of_the_triple_loop() -> None:
-    """D_jl is the trace of a sum over classes of outer products, as the authors' code computes it."""
-    clients = 4
-    shares, variances = random(7, clients, CLASSES, WIDTH).numpy(), np.array([0.3, 0.1, 2.0, 0.7])
-    flat = torch.from_numpy(shares).flatten(1)
-    found = risk_matrices(flat @ flat.T, torch.arange(clients), torch.from_numpy(variances), everybody(clients))
-    for i in range(clients):
-        expected = np.diag(variances)
-        for j, m in itertools.product(range(clients), repeat=2):
-            outer = np.zeros((WIDTH, WIDTH))
-            for k in range(CLASSES):
-                outer += np.outer(shares[i, k] - shares[j, k], shares[i, k] - shares[m, k])
-            expected[j, m] += np.trace(outer)
-        scaled = expected / expected.trace() * clients
-        assert_close(found[i], torch.from_numpy(scaled), rtol=0, atol=1e-13)
-        # To the client itself there is no bias at all.
-        off = [j for j in range(clients) if j != i]
-        assert not found[i, i, off].any()
-        assert not found[i, off, i].any()
 
 
 # -------------------- weights are optimal

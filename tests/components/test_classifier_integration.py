@@ -15,7 +15,6 @@ from fedmate.components.classifier_integration import (
     Targets,
     fine_tune,
     integrate,
-    prototype_loss,
 )
 from fedmate.components.prototype_scrutiny import size_view
 from fedmate.core import Model, Tree, make_key, normal
@@ -57,18 +56,6 @@ def test_one_holder_copies_its_row_and_no_holder_keeps_the_old_one(counts: list[
             else:
                 assert (row <= rows[holders].amax(0) + 1e-12).all()
                 assert (row >= rows[holders].amin(0) - 1e-12).all()
-
-
-# -------------------- over classes
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_prototype_loss_is_cross_entropy_with_row_k_for_class_k(reduction: Reduction) -> None:
-    logits = normal(make_key(4), (CLASSES, CLASSES), torch.float64)
-    counted = torch.tensor([True, False, True, True])
-    targets = torch.tensor([0, 2, 3])
-    expected = functional.cross_entropy(logits[targets], targets, reduction=reduction)
-    assert_close(prototype_loss(logits, counted, reduction), expected)
 
 
 # -------------------- eq. 8
@@ -117,17 +104,6 @@ def by_hand(steps: int, learning_rate: float, reduction: Reduction) -> Tree:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_fine_tuning_is_plain_sgd_on_the_known_prototypes(reduction: Reduction, steps: int) -> None:
     assert_close(tuned(steps, 0.1, reduction), by_hand(steps, 0.1, reduction), rtol=0, atol=1e-13)
-
-
-def test_an_unknown_class_is_no_target_but_stays_in_the_softmax() -> None:
-    """Its row moves away from all prototypes (the gradient of its bias is its mean probability), whatever it holds."""
-    network = model()
-    start, found = network.init_params()["classifier"], tuned()
-    probabilities = network.classify({"classifier": start}, PROTOTYPES).softmax(-1)
-    assert_close(found["bias"][2], start["bias"][2] - 0.1 * probabilities[KNOWN, 2].mean())
-    dirty = PROTOTYPES.clone()
-    dirty[2] = 123.0
-    assert_close(tuned(prototypes=dirty), found, rtol=0, atol=0)
 
 
 def test_fine_tuning_on_many_voices_is_sgd_on_their_weighted_losses() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.testing import assert_close
 
 from fedmate.components.discriminators import (
@@ -32,43 +31,7 @@ def rows(seed: int = 1, counted: Tensor = COUNTED) -> Rows:
     return Rows(1 + real, fake - 1, counted)
 
 
-def as_module(tree: Tree) -> nn.Sequential:
-    """The same network out of torch's layers."""
-    hidden, last = (nn.Linear(*layer["weight"].shape[::-1]).double() for layer in tree.values())
-    module = nn.Sequential(hidden, nn.ReLU(), last, nn.Flatten(0))
-    module.load_state_dict(
-        {f"{i}.{n}": t for i, layer in zip((0, 2), tree.values(), strict=True) for n, t in layer.items()}
-    )
-    return module
-
-
-# -------------------- the network
-
-
-def test_score_is_a_perceptron_with_one_hidden_layer() -> None:
-    network, logits = discriminator(), rows().real
-    assert_close(score(network, logits), as_module(network)(logits).detach())
-
-
 # -------------------- cross-entropy
-
-
-def test_bce_is_torchs_with_global_1_and_local_0() -> None:
-    """Each class adds the loss of its global row and that of its local row."""
-    network, compared = discriminator(), rows()
-    real, fake = (score(network, logits)[COUNTED] for logits in (compared.real, compared.fake))
-    expected = functional.binary_cross_entropy_with_logits(
-        torch.cat([real, fake]), torch.tensor([1.0] * 3 + [0.0] * 3, dtype=torch.float64), reduction="sum"
-    )
-    assert_close(discriminator_loss(network, compared, "bce", make_key(0)), expected / 3)
-
-
-def test_adversarial_bce_calls_local_global() -> None:
-    network, compared = discriminator(), rows()
-    fake = score(network, compared.fake)
-    expected = functional.binary_cross_entropy_with_logits(fake, torch.ones_like(fake), reduction="none")
-    assert_close(adversarial_losses(network, compared, "bce"), expected)
-    assert_close(adversarial_losses(network, compared, "bce"), -fake.sigmoid().log())
 
 
 def test_bce_is_finite_for_sure_answers() -> None:
@@ -79,10 +42,6 @@ def test_bce_is_finite_for_sure_answers() -> None:
 
 
 # -------------------- the critic
-
-
-def test_adversarial_wgan_loss_is_minus_the_score() -> None:
-    assert_close(adversarial_losses(discriminator(), rows(), "wgan_gp"), -score(discriminator(), rows().fake))
 
 
 def critic_by_hand(network: Tree, compared: Rows, key: Tensor) -> Tensor:

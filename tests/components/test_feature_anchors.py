@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.components.feature_anchors import anchor_loss, calibration_loss, initial_anchors
-from fedmate.core import Batch, Model, make_key, normal
-
-LABELS = torch.tensor([0, 2, 2, 0, 2])
-
-
-def batch(mask: tuple[bool, ...] = (True,) * 5) -> Batch:
-    return Batch(torch.zeros(5, 3), LABELS, torch.tensor(mask), torch.arange(5), make_key(0))
+from fedmate.components.feature_anchors import initial_anchors
+from fedmate.core import make_key, normal
 
 
 def features() -> Tensor:
     return normal(make_key(8), (5, 3), torch.float64)
-
-
-def anchors() -> Tensor:
-    return normal(make_key(9), (4, 3), torch.float64)
 
 
 # -------------------- where they start
@@ -42,29 +31,3 @@ def test_without_axes_enough_they_are_random_unit_vectors() -> None:
     assert_close(found.norm(dim=-1), torch.ones(5))
     assert (found != 0).all()
     assert (found < 0).any()
-
-
-# -------------------- their losses
-
-
-def test_the_loss_averages_squared_distances_in_each_class_and_then_over_all_classes() -> None:
-    """Two samples of class 0, three of class 2, none of classes 1 and 3; distances are summed over the width."""
-    z, a = features(), anchors()
-    zero = ((z[[0, 3]] - a[0]) ** 2).sum() / 2
-    two = ((z[[1, 2, 4]] - a[2]) ** 2).sum() / 3
-    assert_close(anchor_loss(z, batch(), a), (zero + two) / 4)
-
-
-def test_its_gradient_by_hand() -> None:
-    z, a = features().requires_grad_(), anchors()
-    anchor_loss(z, batch(), a).backward()  # type: ignore[no-untyped-call]
-    counts = torch.tensor([2, 3, 3, 2, 3])[:, None]
-    assert z.grad is not None
-    assert_close(z.grad, 2 * (z.detach() - a[LABELS]) / counts / 4)
-
-
-def test_calibration_asks_for_each_anchor_its_own_class() -> None:
-    model = Model(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 4)).double(), classifier="1")
-    classifier = model.init_params()["classifier"]
-    expected = functional.cross_entropy(functional.linear(anchors(), **classifier), torch.arange(4))
-    assert_close(calibration_loss(model, classifier, anchors()), expected)

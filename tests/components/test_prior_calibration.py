@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.components.calibrated import CALIBRATED, CLASSES, model, samples
+from tests.components.calibrated import CLASSES, model, samples
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -49,18 +49,6 @@ def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_ask
     assert own is not None
     assert_close(found, torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
     assert own.tolist() == [*found[:2].tolist(), BARRIER, BARRIER]
-
-
-@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", CALIBRATED)
-def test_the_own_test_is_asked_with_the_weight_of_training(name: str, tau: float) -> None:
-    method, data = make(name, calibration=tau), samples([0, 0, 0, 1])
-    for is_global in (False, True):
-        own = method.own_adjustment(data, is_global)
-        assert own is not None
-        assert_close(own[:2], tau * torch.tensor([0.75, 0.25], dtype=torch.float64).log())
-        assert own[2:].tolist() == [BARRIER] * 2
-        assert method.prior_weight(is_global) == tau
 
 
 def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() -> None:
@@ -132,17 +120,3 @@ def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_mod
         right = (logits.argmax(-1) == test.y).double()
         assert_close(found[row], torch.stack([right[test.y == k].mean() for k in range(CLASSES)]))
     assert not torch.equal(found[0], found[1])
-
-
-def test_one_global_model_is_asked_on_behalf_of_each_client() -> None:
-    """As it is for the balanced test, and adjusted to each client's own shares for the other."""
-    method = make(calibration=1.0)
-    backend = Sequential(method, federation(), make_key(0))
-    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
-    result = backend.run_round(server, Round(0, (0, 1), evaluate=True))
-    view = result.views["global"]
-    assert view is not None
-    assert torch.equal(view.accuracies[0, 0], view.accuracies[1, 0])
-    for i, client in enumerate(federation().clients):
-        assert torch.equal(view.accuracies[i], accuracies(method, result.server, client, federation().test, True))
-    assert not torch.equal(view.accuracies[0, 1], view.accuracies[1, 1])

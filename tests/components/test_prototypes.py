@@ -83,12 +83,6 @@ def centres() -> Tensor:
     return normal(make_key(9), (CLASSES, 3), torch.float64)
 
 
-def test_centre_loss_is_the_mean_squared_error_of_each_sample() -> None:
-    data, everyone = client(), torch.ones(CLASSES, dtype=torch.bool)
-    found = centre_loss(features(), as_batch(data), Centres(centres(), everyone, 1))
-    assert_close(found, functional.mse_loss(features(), centres()[data.y]))
-
-
 def test_samples_without_a_centre_add_nothing_but_still_count() -> None:
     """Class 2 has no centre; two of five samples are of class 0, and the mean is over five."""
     data, batch = client(), as_batch(client())

@@ -10,15 +10,10 @@ from fedmate.components.proximal import proximal, proximal_loss
 from fedmate.core import (
     Batch,
     Model,
-    Objective,
-    Tree,
-    gradient,
     make_key,
     normal,
-    select,
     supervised_loss,
     tree_map,
-    unmapped,
 )
 from fedmate.core.layers import sample_context
 
@@ -28,12 +23,6 @@ def normed_model() -> Model:
         torch.manual_seed(5)
         block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
         return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5")
-
-
-def moved(params: Tree, seed: int) -> Tree:
-    """Return parameters somewhere else, listed in another order."""
-    away = tree_map(lambda leaf: leaf + normal(make_key(seed), tuple(leaf.shape), leaf.dtype), params)
-    return {part: dict(reversed(away[part].items())) for part in reversed(away)}
 
 
 def make_batch() -> Batch:
@@ -62,25 +51,6 @@ def test_distance_by_hand() -> None:
     assert proximal(one, other, ("extractor", "classifier")).item() == 7
     assert proximal(one, other, ("extractor",)).item() == 2.5
     assert proximal(one, one, ("extractor", "classifier")).item() == 0
-
-
-def test_the_pull_is_the_difference() -> None:
-    """The slope of half the square: w - w_reference, times the weight, on top of the slope of the cross-entropy."""
-    model, batch = normed_model(), make_batch()
-    params = model.init_params()
-    reference, variables = moved(params, 7), select(params, ("extractor", "classifier"))
-
-    def slope(loss: Objective) -> Tree:
-        with unmapped(), sample_context(batch):
-            return gradient(lambda v: loss({**params, **v}, batch), variables)[0]
-
-    expected = tree_map(
-        lambda plain, here, there: plain + 0.3 * (here - there),
-        slope(supervised_loss(model)),
-        variables,
-        select(reference, ("extractor", "classifier")),
-    )
-    assert_close(slope(proximal_loss(supervised_loss(model), reference, 0.3)), expected, rtol=0, atol=1e-12)
 
 
 def test_without_weight_a_reference_that_is_not_finite_is_not_looked_at() -> None:

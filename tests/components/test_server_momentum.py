@@ -39,18 +39,6 @@ def start(name: str, beta: float) -> tuple[ServerMomentum, Tree, Tree]:
     return found, params, {**params, **found.at_rest(params)}
 
 
-def test_who_can_move_with_momentum() -> None:
-    assert MOVING == ["fedavg", "fedmate", "fedmate_plus", "fedpac"]
-    assert {name: METHODS[name].moving for name in MOVING} == {  # type: ignore[attr-defined]
-        "fedavg": ("extractor", "classifier"),
-        "fedmate": ("extractor",),
-        "fedmate_plus": ("extractor",),
-        "fedpac": ("extractor",),
-    }
-    on = {name for name in MOVING if METHODS[name].__dataclass_fields__["server_momentum"].default}
-    assert on == {"fedmate_plus"}
-
-
 @pytest.mark.parametrize("name", MOVING)
 def test_three_rounds_by_hand(name: str) -> None:
     """v <- 0.75 v + (mean - w), w <- w + v, for what moves; the mean itself for all else."""

@@ -30,7 +30,7 @@ class ByHand:
     def step(self, x: Array, y: Labels) -> Array:
         """Return the features of the pass; the anchor loss has the slope 2 (z - a_y) / (3 m_y) in z."""
         w, v, b = self.p
-        z = x @ w.T
+        z: Array = x @ w.T
         e = errors(z @ v.T + b, y) / len(y)
         back = e @ v + WEIGHT * 2 * (z - self.anchors[y]) / (3 * np.bincount(y)[y][:, None])
         gradients = [back.T @ x, e.T @ z, e.sum(0)]

@@ -215,7 +215,7 @@ def test_three_rounds_by_hand() -> None:
     ],
 )
 def test_with_every_weight_0_it_is_fedrep(buffers: BufferPolicy, options: dict[str, Any]) -> None:
-    shared = {"setup": setup(buffers), "classifier_learning_rate": 0.07, "classifier_epochs": 2}
+    shared: dict[str, Any] = {"setup": setup(buffers), "classifier_learning_rate": 0.07, "classifier_epochs": 2}
     ours, found = run(FedMate(**shared, centre_weight=0.0, cft="all", **options), CLIENTS)
     theirs, expected = run(FedRep(**shared), CLIENTS)
     for client, reference in zip(ours.clients, theirs.clients, strict=True):

@@ -6,9 +6,10 @@ import torch
 from tests.methods.small import normed, run
 from torch.testing import assert_close
 
-from fedmate.core import Method, Tree
+from fedmate.core import Tree
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.methods import METHODS
+from fedmate.methods.fedmate import FedMate
 
 OFF = {"calibration": 0.0, "classifier_start": "own", "classifier_learning_rate": 0.1, "server_momentum": 0.0}
 """The paper's method."""
@@ -16,12 +17,12 @@ OFF = {"calibration": 0.0, "classifier_start": "own", "classifier_learning_rate"
 
 def end(**options: object) -> Tree:
     """Return the server after three rounds."""
-    method: Method = METHODS["fedmate_plus"](setup=normed(), cft="all", **options)
+    method = METHODS["fedmate_plus"](setup=normed(), **{"cft": "all", **options})
     return run(method, evaluate=False)[1][-1].server
 
 
 def test_with_its_additions_off_it_is_fedmate_to_the_last_bit() -> None:
-    _, plain = run(METHODS["fedmate"](setup=normed(), cft="all"), evaluate=False)  # type: ignore[call-arg]
+    _, plain = run(FedMate(setup=normed(), cft="all"), evaluate=False)
     assert_close(end(**OFF), plain[-1].server, rtol=0, atol=0)
 
 

@@ -86,8 +86,8 @@ def rounds_by_hand() -> list[tuple[Any, ...]]:
         weights, everyone, v = weights_by_hand(sent), np.zeros((4, 4)), v.copy()
         everyone[np.ix_(cohort, cohort)] = weights
         v[list(cohort)] = np.tensordot(weights, np.stack([p["v"] for p in sent]), 1)
-        held = sum(p["counts"] for p in sent)
-        total = sum(p["counts"][:, None] * p["prototypes"] for p in sent)
+        held = np.sum([p["counts"] for p in sent], 0)
+        total = np.sum([p["counts"][:, None] * p["prototypes"] for p in sent], 0)
         prototypes = np.where((held > 0)[:, None], total / np.maximum(held, 1)[:, None], prototypes)
         known = known | (held > 0)
         states.append((common["w"], common["v"], v, prototypes, known, everyone))

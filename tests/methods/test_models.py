@@ -41,7 +41,7 @@ def test_statistics_are_averaged_by_size_or_stay(buffers: BufferPolicy) -> None:
 
 DEEP = nn.Sequential(nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
 ZEROS = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))
-nn.init.zeros_(ZEROS[1].weight)
+nn.init.zeros_(ZEROS.get_parameter("1.weight"))
 
 
 @pytest.mark.parametrize(

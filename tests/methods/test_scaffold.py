@@ -47,7 +47,7 @@ ZERO: Params = {name: np.zeros_like(rows) for name, rows in START.items()}
 
 
 def add(*terms: tuple[float, Params]) -> Params:
-    return {name: sum(factor * p[name] for factor, p in terms) for name in START}
+    return {name: np.stack([factor * p[name] for factor, p in terms]).sum(0) for name in START}
 
 
 def corrected(p: Params, correction: Params, x: Array, y: Labels, steps: int, momentum: float) -> Params:
