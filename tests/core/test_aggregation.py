@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.testing import assert_close
 
 from fedmate.core import Tree, mix_by_size
 
@@ -27,29 +26,9 @@ def mixed(values: list[list[float]], sizes: list[int], valid: list[bool]) -> lis
     return answer
 
 
-def test_parts_that_were_not_uploaded_stay() -> None:
-    answer = mix_by_size(SERVER, uploads([[0.0, 4.0], [1.0, 8.0]], [1, 3]), torch.tensor([True, True]))
-    assert set(answer) == {"extractor", "classifier", "round"}
-    assert answer["classifier"] is SERVER["classifier"]
-    assert answer["round"] is SERVER["round"]
-
-
 @pytest.mark.parametrize("junk", [float("nan"), float("inf"), 1e30])
 def test_who_is_not_valid_does_not_count_whatever_they_send(junk: float) -> None:
     assert mixed([[0.0, 4.0], [junk, junk], [1.0, 8.0]], [1, -(2**62), 3], [True, False, True]) == [0.75, 7.0]
-
-
-def test_without_a_valid_client_the_server_keeps_its_model() -> None:
-    nan = float("nan")
-    assert mixed([[nan, nan], [nan, 1.0]], [5, 6], [False, False]) == [7.0, 7.0]
-
-
-def test_a_single_client_is_copied_bit_for_bit() -> None:
-    values = torch.tensor([[0.1, 1 / 3]], dtype=torch.float64)
-    message = {"extractor": {"w": values}, "num_samples": torch.tensor([7])}
-    server = {"extractor": {"w": torch.zeros(2, dtype=torch.float64)}}
-    answer = mix_by_size(server, message, torch.tensor([True]))
-    assert_close(answer["extractor"]["w"], values[0], rtol=0, atol=0)
 
 
 @settings(max_examples=30)

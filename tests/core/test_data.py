@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmate.core.data import (
-    PER_CLIENT,
     Batch,
     ClientData,
     batches,
-    class_counts,
     class_means,
     client_data,
-    num_samples,
     pad,
-    stack_clients,
 )
 from fedmate.core.random import make_key
 
@@ -53,32 +49,12 @@ class TestPad:
 class TestFilled:
     """How many samples are surely real is known without reading a mask, and never overstated."""
 
-    def test_of_a_stack(self) -> None:
-        stacked = stack_clients([make_data(n) for n in (6, 2, 4)])
-        assert stacked.filled == 2
-        assert torch.func.vmap(lambda data: data.mask.sum() >= data.filled, (PER_CLIENT,))(stacked).all()
-        assert stack_clients([make_data(4), make_data(4, seed=1)]).filled == 4
-
     @settings(max_examples=40)
     @given(samples=st.integers(1, 30), padding=st.integers(0, 12), batch_size=st.integers(1, 11))
     def test_of_batches(self, samples: int, padding: int, batch_size: int) -> None:
         for batch in batches(pad(make_data(samples), samples + padding), batch_size, 2, make_key(0)):
             assert batch.filled == int(batch.mask.sum())
             assert (batch.counted is None) == bool(batch.mask.all())
-
-
-class TestCounts:
-    @settings(max_examples=40)
-    @given(samples=st.integers(1, 20), padding=st.integers(0, 10), seed=st.integers(0, 10**6))
-    def test_only_real_samples_count(self, samples: int, padding: int, seed: int) -> None:
-        data = make_data(samples, seed=seed)
-        padded = pad(data, samples + padding)
-        assert int(num_samples(padded)) == samples
-        assert num_samples(padded).dtype == torch.int64
-        expected = [data.y.tolist().count(k) for k in range(6)]
-        counts = class_counts(padded, 6)
-        assert counts.dtype == torch.int64
-        assert counts.tolist() == expected
 
 
 class TestClassMeans:
@@ -94,19 +70,6 @@ class TestClassMeans:
             assert int(counts[k]) == len(members)
             expected = sum(members, torch.zeros(3, dtype=torch.float64)) / max(1, len(members))
             torch.testing.assert_close(means[k], expected, rtol=0, atol=1e-13)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_an_absent_class_is_zeros_with_count_zero(self, dtype: torch.dtype) -> None:
-        means, counts = class_means(
-            torch.tensor([[1.0, 2.0], [3.0, 6.0]], dtype=dtype),
-            torch.tensor([2, 2]),
-            torch.ones(2, dtype=torch.bool),
-            4,
-        )
-        assert means.dtype == dtype
-        assert means.tolist() == [[0, 0], [0, 0], [2, 4], [0, 0]]
-        assert counts.dtype == torch.int64
-        assert counts.tolist() == [0, 0, 2, 0]
 
 
 class TestBatches:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedmate.core import model as model_module
 from fedmate.core.data import ClientData, batches, pad, rows_of
-from fedmate.core.execution import is_unmapped, unmapped
+from fedmate.core.execution import unmapped
 from fedmate.core.metrics import all_features
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
@@ -21,14 +21,6 @@ def make_data(channels: int, samples: int = 12) -> ClientData:
     images = torch.randint(0, 256, (samples, channels, 6, 5), dtype=torch.uint8)
     mean, std = torch.linspace(90, 120, channels)[:, None, None], torch.linspace(50, 60, channels)[:, None, None]
     return rows_of(Source(images, mean, std, Augmentation(1, True)), torch.arange(samples), torch.arange(samples) % 3)
-
-
-def test_the_promise_ends_with_its_block() -> None:
-    with unmapped():
-        assert is_unmapped()
-    with pytest.raises(ZeroDivisionError), unmapped():
-        raise ZeroDivisionError
-    assert not is_unmapped()
 
 
 @channels

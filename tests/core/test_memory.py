@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmate.core.data import ClientData, client_data
-from fedmate.core.execution import REMEMBERED, FeatureMemory, current_memory, remembered_features
+from fedmate.core.execution import remembered_features
 from fedmate.core.metrics import all_features, class_accuracies, mean_loss
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
@@ -82,25 +82,3 @@ def test_varied_samples_are_never_remembered(model: Model, passes: list[int]) ->
             all_features(model, params, data, make_key(seed))
         all_features(model, params, data)
     assert passes == [9] * 4
-
-
-class TestMemory:
-    def test_forgets_what_nobody_asks_for(self) -> None:
-        memory, origins = FeatureMemory(), [(torch.zeros(1),) for _ in range(REMEMBERED + 2)]
-        memory.keep(origins[0], torch.tensor(0))
-        for i, origin in enumerate(origins[1:], start=1):
-            memory.keep(origin, torch.tensor(i))
-            assert memory.find(origins[0]) is not None
-        kept = [memory.find(origin) for origin in origins]
-        assert [None if found is None else int(found) for found in kept] == [0, None, None, *range(3, REMEMBERED + 2)]
-
-    def test_the_outer_one_goes_on(self) -> None:
-        assert current_memory() is None
-        memory = FeatureMemory()
-        with remembered_features(memory):
-            with remembered_features():
-                assert current_memory() is memory
-            with pytest.raises(ZeroDivisionError), remembered_features(FeatureMemory()):
-                raise ZeroDivisionError
-            assert current_memory() is memory
-        assert current_memory() is None

@@ -12,7 +12,6 @@ from fedmate.core.data import ClientData, client_data
 from fedmate.core.layers import BufferPolicy
 from fedmate.core.metrics import CHUNK, class_accuracies
 from fedmate.core.model import Model
-from fedmate.core.tree import Tree, stack, tree_map
 
 
 def make_module() -> nn.Module:
@@ -37,20 +36,6 @@ def expected_logits(x: Tensor) -> Tensor:
 
 
 class TestClassAccuracies:
-    def test_the_test_split_is_read_once_for_all_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model, data = make_model(), make_data(30)
-        features, batched = model.features, []
-
-        def looking(params: Tree, x: Tensor, *, train: bool = False) -> tuple[Tensor, Tree]:
-            batched.append(torch._C._functorch.is_batchedtensor(x))
-            return features(params, x, train=train)
-
-        monkeypatch.setattr(model, "features", looking)
-        params = [tree_map(lambda leaf, i=i: leaf + 0.1 * i, model.init_params()) for i in range(3)]
-        found = torch.func.vmap(lambda p: class_accuracies(model, p, data, 4))(stack(params))
-        assert batched == [False]
-        assert torch.equal(found, torch.stack([class_accuracies(model, p, data, 4) for p in params]))
-
     @pytest.mark.parametrize("samples", [50, CHUNK + 500])
     def test_is_a_plain_loop(self, samples: int) -> None:
         model, data = make_model(), make_data(samples)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -12,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
-import fedmate.core.model
 from fedmate.core.data import Batch
 from fedmate.core.execution import unmapped
 from fedmate.core.layers import sample_context
@@ -35,31 +32,6 @@ class Nested(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head["fc"](self.head["norm"](self.body(x)))
-        return logits
-
-
-class Pair(nn.Module):
-    """Two layers of different widths."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(6, 4), nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc2(functional.relu(self.fc1(x)))
-        return logits
-
-
-class FunctionalDropout(nn.Module):
-    """A network that drops values without a layer to swap."""
-
-    def __init__(self, always: bool) -> None:
-        super().__init__()
-        self.always = always
-        self.fc1, self.fc2 = nn.Linear(6, 50), nn.Linear(50, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc2(functional.dropout(self.fc1(x), training=self.always or self.training))
         return logits
 
 
@@ -119,19 +91,6 @@ class TestSplit:
         torch.testing.assert_close(model.classify(params, z), expected)
         assert torch.equal(model.logits(params, x), model.classify(params, z))
 
-    def test_training_returns_new_buffers_and_leaves_the_old(self) -> None:
-        model, x = Model(Nested(), classifier="head.fc"), images(8)
-        params = model.init_params()
-        before = {name: tensor.clone() for name, tensor in params["buffers"].items()}
-        with sample_context(a_batch(x)):
-            _, buffers = model.features(params, x, train=True)
-        assert list(buffers) == list(before)
-        for name, tensor in before.items():
-            assert torch.equal(params["buffers"][name], tensor)
-            assert not torch.equal(buffers[name], tensor)
-        _, kept = model.features(params, x)
-        assert all(torch.equal(kept[name], tensor) for name, tensor in before.items())
-
     def test_a_layer_that_counts_in_place_stays_inside_its_copy(self) -> None:
         class Counter(nn.Module):
             calls: Tensor
@@ -190,11 +149,6 @@ class TestSplit:
         for name, tensor in module.state_dict().items():
             assert torch.equal(tensor, before[name]), name
 
-    def test_doctest(self) -> None:
-        result = doctest.testmod(fedmate.core.model)
-        assert result.attempted > 0
-        assert result.failed == 0
-
 
 class TestThreads:
     def test_two_threads_get_what_one_gets(self) -> None:
@@ -223,50 +177,43 @@ class TestThreads:
                         assert torch.equal(flatten(mine)[name], tensor), name
 
 
-def refusal(module: nn.Module, classifier: str, x: Tensor, classes: int) -> str:
+class FunctionalDropout(nn.Module):
+    """A network that drops values without a layer to swap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 50), nn.Linear(50, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc2(nn.functional.dropout(self.fc1(x), training=self.training))
+        return logits
+
+
+def pair() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 5))
+
+
+def frozen() -> nn.Sequential:
+    module = pair()
+    module[0].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "classifier", "x", "phrase"),
+    [
+        (pair(), "3", vectors(), "names no layer of the module; it has `0`, `1`, `2`"),
+        (nn.Sequential(nn.Linear(6, 5), nn.ReLU()), "1", vectors(), "has no parameters"),
+        (nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.BatchNorm1d(5))), "1", vectors(), "holds BatchNorm"),
+        (pair(), "0", vectors(), "it is not the last"),
+        (nn.Sequential(nn.Linear(6, 4)), "0", vectors(), "one logit for each of the 5 classes"),
+        (pair(), "2", torch.zeros(4, 8), "cannot read samples of shape (8,)"),
+        (pair(), "2", torch.full((4, 6), torch.inf), "numbers that are not finite"),
+        (FunctionalDropout(), "fc2", vectors(), "functional form"),
+        (frozen(), "2", vectors(), "`0.weight` has `requires_grad=False`"),
+    ],
+)
+def test_what_cannot_be_split_or_trained_is_refused(module: nn.Module, classifier: str, x: Tensor, phrase: str) -> None:
     with pytest.raises(UserError) as error:
-        Model(module, classifier=classifier).check(x, classes)
-    return str(error.value)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("module", "classifier", "phrase"),
-        [
-            (Pair(), "fc3", "names no layer of the module; it has `fc1`, `fc2`"),
-            (Pair(), "", "names no layer"),
-            (nn.Sequential(nn.Linear(6, 5), nn.ReLU()), "1", "has no parameters"),
-            (nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 5))), "1", "holds BatchNorm"),
-            (
-                nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Dropout(), nn.Linear(5, 5))),
-                "1",
-                "holds BatchNorm, drop",
-            ),
-            (nn.Sequential(nn.Linear(6, 5), nn.LogSoftmax(-1)), "0", "it is not the last"),
-            (Pair(), "fc1", "it is not the last"),
-        ],
-    )
-    def test_a_classifier_that_is_not_the_last_layer(self, module: nn.Module, classifier: str, phrase: str) -> None:
-        assert phrase in refusal(module, classifier, vectors(), 5)
-
-    @pytest.mark.parametrize("classes", [4, 6])
-    def test_the_wrong_number_of_classes(self, classes: int) -> None:
-        assert f"one logit for each of the {classes} classes" in refusal(Pair(), "fc2", vectors(), classes)
-
-    def test_samples_the_module_cannot_read(self) -> None:
-        assert "cannot read samples of shape (8,)" in refusal(Pair(), "fc2", torch.zeros(4, 8), 5)
-
-    def test_numbers_that_are_not_finite(self) -> None:
-        assert "numbers that are not finite" in refusal(Pair(), "fc2", torch.full((4, 6), torch.inf), 5)
-
-    def test_randomness_without_a_layer_and_frozen_parameters(self) -> None:
-        assert "functional form" in refusal(FunctionalDropout(always=False), "fc2", vectors(), 5)
-        module = Pair()
-        module.fc1.weight.requires_grad_(False)
-        assert "`fc1.weight` has `requires_grad=False`" in refusal(module, "fc2", vectors(), 5)
-
-    def test_checking_leaves_torchs_generator_alone(self) -> None:
-        model = Model(nn.Sequential(nn.Linear(6, 5), nn.Dropout(), nn.Linear(5, 5)), classifier="2")
-        before = torch.get_rng_state()
-        model.check(vectors(), 5)
-        assert torch.equal(torch.get_rng_state(), before)
+        Model(module, classifier=classifier).check(x, 5)
+    assert phrase in str(error.value)

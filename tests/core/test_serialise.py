@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedmate.core import Tree
-from fedmate.core.serialise import DamagedError, digest, fit_to, pack, unpack
+from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -116,17 +116,11 @@ def test_every_truncation_is_found() -> None:
     [
         b"",
         b"\x00" * 8,
-        b"\xff" * 64,
         b"PK\x03\x04",
-        b"not a file of ours",
         save({"a": torch.ones(1)}),
-        save({"a": torch.ones(1)}, {"format": "pt"}),
-        save({"a": torch.ones(1)}, {"fedmate": "{}"}),
         save({"a": torch.ones(1)}, {"fedmate": "3"}),
-        save({"a": torch.ones(1)}, {"fedmate": '"note"'}),
         save({"a": torch.ones(1)}, {"fedmate": json.dumps({"note": 3, "digest": ""})}),
         save({"a": torch.ones(1)}, {"fedmate": json.dumps({"note": "{}", "digest": "0" * 64})}),
-        save({"a": torch.ones(1)}, {"fedmate": json.dumps({"note": "[1]", "digest": ""})}),
         save({"a": torch.ones(1)}, {"fedmate": "[" * 100_000}),
         (100_000).to_bytes(8, "little") + b"[" * 100_000,
     ],
@@ -135,51 +129,17 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
     assert read(data) is None
 
 
-def test_a_digest_tells_names_types_and_shapes_apart() -> None:
-    zeros = torch.zeros(4)
-    variants = [
-        digest({"a": zeros}),
-        digest({"b": zeros}),
-        digest({"a": zeros.to(torch.int32)}),
-        digest({"a": zeros.reshape(2, 2)}),
-        digest({"a": zeros[:3]}),
-        digest({"a": -zeros}),
-        digest({"a": zeros}, "note"),
-        digest({"a": zeros[:2], "b": zeros[2:]}),
-        digest({}),
-    ]
-    assert len({*variants}) == len(variants)
-    assert digest({"b": torch.ones(1), "a": zeros}) == digest({"a": zeros, "b": torch.ones(1)})
-
-
-# -------------------- leaves that do not fit
-
-
 @pytest.mark.parametrize(
     ("like", "reason"),
     [
-        ({"a": torch.zeros(2, 3)}, "it does not hold the expected parts (b/c)"),
-        ({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(1), "d": torch.zeros(1)}}, "expected parts (b/d)"),
         ({"a": torch.zeros(2, 3), "b": {"d": torch.zeros(1)}}, "expected parts (b/c, b/d)"),
-        (
-            {"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1)}},
-            "`a` is float32 of shape (2, 3), not float32 of shape (3, 2)",
-        ),
-        (
-            {"a": torch.zeros(2, 3), "b": {"c": torch.zeros(())}},
-            "`b/c` is float32 of shape (1,), not float32 of shape ()",
-        ),
-        (
-            {"a": torch.zeros(2, 3), "b": {"c": torch.zeros(1, dtype=torch.float64)}},
-            "`b/c` is float32 of shape (1,), not float64 of shape (1,)",
-        ),
-        ({}, "expected parts (a, b/c)"),
+        ({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1)}}, "`a` is float32 of shape (2, 3), not float32 of"),
+        ({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(1).double()}}, "`b/c` is float32 of shape (1,), not float64"),
     ],
 )
 def test_what_does_not_fit_is_refused(like: Tree, reason: str) -> None:
-    tensors = {"a": torch.ones(2, 3), "b/c": torch.ones(1)}
     with pytest.raises(DamagedError) as caught:
-        fit_to(tensors, like)
+        fit_to({"a": torch.ones(2, 3), "b/c": torch.ones(1)}, like)
     assert reason in str(caught.value)
 
 

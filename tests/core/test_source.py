@@ -11,15 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmate.core import source as source_module
 from fedmate.core.data import ClientData, batches, rows_of, share_source
-from fedmate.core.method import Setup, Training
-from fedmate.core.model import Model
 from fedmate.core.random import fold, make_key, to_uniform
 from fedmate.core.source import Augmentation, Source, augment
-from fedmate.methods.fedmate import FedMate
 
 VARIED = Augmentation(2, True)
 precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -88,34 +85,6 @@ def test_reading_is_numpys(dtype: torch.dtype, as_bytes: bool) -> None:
 
 
 # -------------------- varying, by hand
-
-IMAGE = torch.tensor([[[1, 2, 3], [4, 5, 6]]], dtype=torch.uint8)
-CUT = {
-    Draw(0, 0, False): [[0, 0, 0], [0, 1, 2]],
-    Draw(0, 2, False): [[0, 0, 0], [2, 3, 0]],
-    Draw(1, 1, False): [[1, 2, 3], [4, 5, 6]],
-    Draw(2, 2, False): [[5, 6, 0], [0, 0, 0]],
-    Draw(2, 0, False): [[0, 4, 5], [0, 0, 0]],
-    Draw(1, 1, True): [[3, 2, 1], [6, 5, 4]],
-    Draw(1, 0, True): [[2, 1, 0], [5, 4, 0]],
-    Draw(2, 1, True): [[6, 5, 4], [0, 0, 0]],
-    Draw(0, 2, True): [[0, 0, 0], [0, 3, 2]],
-}
-"""What is left of IMAGE in a margin of one pixel."""
-
-
-def key_of(chosen: Draw, crop: int) -> Tensor:
-    found: Tensor = next(key for key in make_keys(1000).unbind() if draw(key, crop) == chosen)
-    return found
-
-
-@pytest.mark.parametrize("chosen", CUT, ids=str)
-def test_one_image_by_hand(chosen: Draw) -> None:
-    key = key_of(chosen, 1)[None]
-    assert augment(IMAGE[None], Augmentation(1, True), key).tolist() == [[CUT[chosen]]]
-    straight = CUT.get(chosen._replace(mirrored=False))
-    if straight is not None:
-        assert augment(IMAGE[None], Augmentation(1, False), key).tolist() == [[straight]]
 
 
 def test_what_a_key_stands_for_never_changes() -> None:
@@ -209,27 +178,3 @@ def test_clients_with_own_sources_come_to_share_one(sizes: tuple[int, ...]) -> N
         assert torch.equal(after.y, before.y)
         ids, key = torch.arange(len(before.y)), make_key(4)
         assert torch.equal(after.draw(ids, key), before.draw(ids, key))
-
-
-# -------------------- prototypes
-
-
-def fedmate(**options: bool) -> FedMate:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = nn.Sequential(
-            nn.Conv2d(3, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 4)
-        )
-    training = Training(batch_size=5, epochs=1, learning_rate=0.0)
-    setup = Setup(Model(module, classifier="5"), 4, 3, training)
-    return FedMate(setup=setup, classifier_learning_rate=0.0, **options)  # type: ignore[arg-type]
-
-
-def prototypes(method: FedMate, data: ClientData, key: Tensor) -> Tensor:
-    """Return what a client sends after a round in which its model stays as it is."""
-    params = method.setup.model.init_params()
-    server = method.init_server(params, 1, make_key(0))
-    download = method.download(server, torch.tensor(0))
-    result = method.local_update(method.init_client(params, make_key(1)), download, data, key)
-    found: Tensor = result.upload["prototypes"]
-    return found

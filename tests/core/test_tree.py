@@ -15,7 +15,6 @@ from fedmate.core.tree import (
     all_finite,
     flatten,
     num_bytes,
-    select,
     tree_map,
     unflatten,
     weighted_mean,
@@ -71,16 +70,6 @@ class TestStructure:
         doubled = tree_map(lambda leaf: leaf + leaf, tree)
         assert_identical(flatten(tree), before)
         assert_identical(doubled, unflatten({path: leaf + leaf for path, leaf in before.items()}))
-
-    def test_select_takes_what_exists_in_the_trees_order(self) -> None:
-        tree: Tree = {"b": torch.zeros(1), "a": {"x": torch.ones(1)}, "c": torch.zeros(2)}
-        chosen = select(tree, ["c", "missing", "b"])
-        assert list(chosen) == ["b", "c"]
-        assert chosen["c"] is tree["c"]
-        assert select(tree, []) == {}
-        # Parts are top-level names, not names of leaves.
-        assert select(tree, ["x"]) == {}
-        assert list(tree) == ["b", "a", "c"]
 
 
 class TestWhere:
@@ -141,12 +130,6 @@ class TestWeightedMean:
     ) -> None:
         mean = weighted_mean({"n": torch.tensor(values, dtype=dtype)}, torch.tensor(weights))
         assert_identical(mean, {"n": torch.tensor(expected, dtype=dtype)})
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_the_only_client_that_counts_keeps_its_bits(self, dtype: torch.dtype) -> None:
-        leaf = random_tensor((4, 50), dtype, 2)
-        mean = weighted_mean({"a": leaf}, torch.tensor([0.0, 0.0, 0.3, 0.0]))
-        assert_identical(mean, {"a": leaf[2]})
 
 
 class TestSummaries:

@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional
 
 from fedmate.core import Model
-from fedmate.errors import UserError
 from fedmate.models import MODELS
 
 
@@ -94,14 +93,3 @@ def test_features_and_logits(name: str) -> None:
     torch.testing.assert_close(model.logits(params, x), functional.linear(z, *tensors[-2:]).detach())
     assert (features < 0).any() == (network.slope > 0)
     model.check(x, network.classes)
-
-
-@every_network
-@pytest.mark.parametrize("shape", [(3, 2, 2), (3072,)])
-def test_other_inputs_are_refused(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError) as error:
-        build(name, shape, 10)
-    assert str(error.value) == (
-        f"`model.name` is a {MODELS[name].__name__}, which cannot read inputs of shape {shape}; choose the network of "
-        "the data set."
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional
@@ -31,16 +29,3 @@ def test_is_linear_layers_with_activations_between(shape: tuple[int, ...], depth
     assert_close(model.logits(params, x), functional.linear(z, state["classifier.weight"], state["classifier.bias"]))
     assert (model.width, len(model.extractor_layers)) == (6, depth)
     model.check(x, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "shape", "extractor", "total"),
-    [
-        ({}, (1, 28, 28), 785 * 200 + 201 * 200, 199_210),
-        ({"depth": 1}, (1, 28, 28), 785 * 200, 785 * 200 + 201 * 10),
-        ({"depth": 4, "width": 3}, (7,), 8 * 3 + 3 * 4 * 3, 8 * 3 + 3 * 4 * 3 + 4 * 10),
-    ],
-)
-def test_number_of_parameters(options: dict[str, Any], shape: tuple[int, ...], extractor: int, total: int) -> None:
-    model = Model(MLP(**options).build(shape, 10), classifier="classifier")
-    assert (model.extractor_size, model.num_parameters) == (extractor, total)

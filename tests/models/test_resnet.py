@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,27 +12,23 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.backends import BACKENDS
-from fedmate.backends.base import Round, RoundResult
+from fedmate.backends.base import Round
 from fedmate.backends.vectorised import Vectorised
 from fedmate.core import (
     BufferPolicy,
     ClientData,
     Federation,
-    Method,
     Model,
     Setup,
     Training,
-    Tree,
     client_data,
     fold,
     make_key,
     normal,
 )
-from fedmate.errors import UserError
-from fedmate.methods import METHODS
+from fedmate.methods.fedavg import FedAvg
 from fedmate.models.resnet import ResNet18
 
-TINY: dict[str, dict[str, Any]] = {"group": {"width": 4, "groups": 2}, "batch": {"width": 4, "norm": "batch"}}
 every_norm = pytest.mark.parametrize("norm", ["group", "batch"])
 
 
@@ -129,34 +124,7 @@ def test_batch_norm_stands_where_group_norm_does() -> None:
     assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-# -------------------- what is refused
-
-
-@pytest.mark.parametrize("shape", [(64,), (3, 7, 8), (1, 8, 8, 8)])
-def test_other_inputs_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError) as error:
-        build(shape)
-    assert str(error.value) == (
-        f"`model.name` is `resnet18`, which reads images (channels, height, width) of at least 8 x 8, not {shape}; "
-        "choose another, or give your own network to `fedmate.run(model=...)`."
-    )
-
-
-@pytest.mark.parametrize(("groups", "width"), [(32, 4), (3, 64), (64, 32)])
-def test_groups_that_channels_cannot_be_dealt_into(groups: int, width: int) -> None:
-    with pytest.raises(UserError) as error:
-        ResNet18(groups=groups, width=width)
-    assert str(error.value) == (
-        f"`model.groups` is {groups}, which does not divide the {width} channels of the first stage (`model.width`); "
-        "set it to a number that does."
-    )
-    assert ResNet18(norm="batch", groups=groups, width=width).width == width
-
-
 # -------------------- in a federation
-
-SIZES = (7, 4, 2)
-EVERYBODY = (0, 1, 2)
 
 
 def samples(name: str, size: int, shift: float = 0.0) -> ClientData:
@@ -164,60 +132,25 @@ def samples(name: str, size: int, shift: float = 0.0) -> ClientData:
     return client_data(x * (1 + shift) + shift, torch.arange(size) % 3)
 
 
-class Lab(NamedTuple):
-    """FedAvg around a tiny network, and three clients whose inputs differ in scale."""
-
-    method: Method
-    federation: Federation
-
-    @property
-    def model(self) -> Model:
-        return self.method.setup.model
-
-
-@cache
-def lab(norm: str, policy: BufferPolicy) -> Lab:
-    clients = tuple(samples(f"client {i}", size, shift=i) for i, size in enumerate(SIZES))
-    model = Model(build((1, 8, 8), 3, **TINY[norm]).double(), classifier="classifier", buffers=policy)
-    training = Training(batch_size=3, epochs=1, learning_rate=0.05)
-    method = METHODS["fedavg"](setup=Setup(model, 3, 2, training), tuning_epochs=1)  # type: ignore[call-arg]
-    return Lab(method, Federation(clients, samples("test", 6), 3))
-
-
-class Ended(NamedTuple):
-    """What a run of two rounds gives: what each round gave, and the clients' states after each."""
-
-    rounds: list[RoundResult]
-    clients: list[list[Tree]]
-
-
-@cache
-def run(norm: str, policy: BufferPolicy, backend_name: str) -> Ended:
-    method, federation = lab(norm, policy)
-    backend = BACKENDS[backend_name](method, federation, make_key(3))
-    server, ended = method.init_server(method.setup.model.init_params(), 3, make_key(0)), Ended([], [])
-    for t in range(2):
-        ended.rounds.append(backend.run_round(server, Round(t, EVERYBODY, evaluate=True)))
-        ended.clients.append([backend.clients[i] for i in EVERYBODY])
-        server = ended.rounds[-1].server
-    return ended
-
-
-@pytest.fixture(params=["sequential", "vectorised"])
-def backend_name(request: pytest.FixtureRequest) -> str:
-    """Both back ends, in turn."""
-    name: str = request.param
-    return name
-
-
 @pytest.mark.parametrize(
     ("norm", "policy"), [("group", "shared"), ("batch", "shared"), ("batch", "private"), ("batch", "dropped")]
 )
 def test_back_ends_agree(norm: str, policy: BufferPolicy) -> None:
-    one, all_at_once = run(norm, policy, "sequential"), run(norm, policy, "vectorised")
-    assert_close(all_at_once.rounds, one.rounds, rtol=0, atol=1e-9)
-    assert_close(all_at_once.clients, one.clients, rtol=0, atol=1e-9)
-    before, after = lab(norm, policy).model.init_params()["extractor"], one.rounds[-1].server["extractor"]
+    """Three clients whose inputs differ in scale."""
+    module = build((1, 8, 8), 3, width=4, groups=2, norm=norm).double()
+    model = Model(module, classifier="classifier", buffers=policy)
+    method = FedAvg(setup=Setup(model, 3, 2, Training(batch_size=3, epochs=1, learning_rate=0.05)), tuning_epochs=1)
+    clients = tuple(samples(f"client {i}", size, shift=i) for i, size in enumerate((7, 4, 2)))
+    federation = Federation(clients, samples("test", 6), 3)
+    ends = []
+    for name in ("sequential", "vectorised"):
+        backend = BACKENDS[name](method, federation, make_key(3))
+        server, results = method.init_server(model.init_params(), 3, make_key(0)), []
+        for t in range(2):
+            results.append(backend.run_round(server, Round(t, (0, 1, 2), evaluate=True)))
+            server = results[-1].server
+        ends.append((results, [backend.clients[i] for i in range(3)]))
+    assert_close(ends[1], ends[0], rtol=0, atol=1e-9)
+    before, after = model.init_params()["extractor"], ends[0][0][-1].server["extractor"]
     assert all(float((before[name] - after[name]).abs().max()) > 1e-4 for name in before)
-    assert all(report.valid for result in one.rounds for report in result.reports)
-    assert Vectorised.refusal(*lab(norm, policy)) is None
+    assert Vectorised.refusal(method, federation) is None
