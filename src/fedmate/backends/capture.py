@@ -55,12 +55,7 @@ def _fitting(place: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
 
 @final
 class GraphTape(Tape):
-    """A CUDA graph.
-
-    Args:
-        function, inputs: as for every tape.
-        pool: memory that graphs share. One may write where another had its outputs, which are copied by then.
-    """
+    """A CUDA graph; graphs share a `pool` of memory: one may write where another had its outputs, copied by then."""
 
     def __init__(self, function: Function, inputs: Tree, pool: Any) -> None:
         self._pool = pool
@@ -88,9 +83,7 @@ class GraphTape(Tape):
 class Replays:
     """Runs a function again and again, and records it where that pays.
 
-    Args:
-        record: makes a tape; `None` never does.
-        say: hears about a function that cannot be recorded.
+    Without `record` it never does; `say` hears about a function that cannot be recorded.
     """
 
     def __init__(self, record: Record | None, say: Callable[[str], None]) -> None:

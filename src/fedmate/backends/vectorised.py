@@ -52,9 +52,6 @@ class Vectorised(Backend):
     """All clients at once, on one device.
 
     On a GPU its network runs through kernels of our own where they fit, and rounds that come back are captured.
-
-    Args:
-        method, federation, key, chunk_size, precision: as for every back end.
     """
 
     def __init__(

@@ -110,8 +110,7 @@ class _Point(NamedTuple):
 def minimise_on_simplex(matrices: Tensor) -> Tensor:
     """Return the x >= 0 with sum 1 that minimise x^T Q x, `[problems, size]`.
 
-    Args:
-        matrices: Q, `[problems, size, size]`, float64, positive definite, with diagonals around 1.
+    The matrices Q are float64 and positive definite, with diagonals around 1.
     """
     x = torch.ones_like(matrices[..., 0]) / matrices.shape[-1]
     slope = _times(matrices, x)
@@ -181,12 +180,9 @@ def drop_small(weights: Tensor, threshold: float) -> Tensor:
 
 
 def combine(stacked: Tree, weights: Tensor, valid: Tensor) -> Tree:
-    """Return a combination of the clients' trees for each row of `weights`, as a stack.
+    """Return a combination of the clients' trees for each row of `weights` `[combinations, clients]`, as a stack.
 
-    Args:
-        stacked: leaves `[clients, ...]`.
-        weights: `[combinations, clients]`, 0 for clients that are not valid.
-        valid: `[clients]`; the rows of the others may hold anything.
+    Weights are 0 for clients that are not `valid`, whose rows may hold anything.
     """
 
     def rows(leaf: Tensor) -> Tensor:

@@ -22,10 +22,7 @@ def initial_anchors(num_classes: int, width: int, key: Tensor, dtype: torch.dtyp
 def anchor_loss(z: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
     """Return the squared distance of features to their class's anchor, averaged in each class, then over all classes.
 
-    Args:
-        z: features `[batch, width]`.
-        batch: whose features they are; a class without a sample adds 0.
-        anchors: `[classes, width]`.
+    Features are `[batch, width]`, anchors `[classes, width]`; a class without a sample adds 0.
     """
     num_classes = anchors.shape[0]
     gaps = z - anchors[batch.y]

@@ -85,12 +85,7 @@ class Calibrated(Method):
 
 
 def prior_adjustment(shares: Tensor, tau: float) -> Tensor:
-    """Return what is added to logits for a distribution of classes.
-
-    Args:
-        shares: how likely each class is, `[classes]`; 0 rules a class out.
-        tau: how much of it counts.
-    """
+    """Return `tau` times the logarithm of class shares, to be added to logits; a share of 0 rules a class out."""
     absent = shares <= 0
     return (tau * shares.masked_fill(absent, 1).log()).masked_fill(absent, BARRIER)
 

@@ -109,12 +109,7 @@ class MaskedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose choices are a function of (key, call, sample, position).
-
-    Args:
-        probability: the share of values set to zero.
-        channels: whether whole channels are dropped, as `nn.Dropout2d` and its siblings do.
-    """
+    """Dropout, of whole channels if so asked, whose choices are a function of (key, call, sample, position)."""
 
     def __init__(self, probability: float, channels: bool) -> None:
         super().__init__()

@@ -155,12 +155,7 @@ def adjusted(logits: Tensor, adjustment: Tensor | None) -> Tensor:
 
 
 def supervised_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
-    """Return the objective most methods start from: the mean cross-entropy of a batch, the extractor in training.
-
-    Args:
-        model: what is trained.
-        adjustment: what is added to the logits of each class, `[classes]`, or nothing.
-    """
+    """Return the objective most methods start from: mean cross-entropy, logits moved by `adjustment`."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)

@@ -169,9 +169,7 @@ class Method(ABC):
     def own_adjustment(self, data: ClientData, is_global: bool) -> Tensor | None:
         """Return what is added to a model's logits on a test with the client's own distribution, or `None`.
 
-        Args:
-            data: the client's training samples.
-            is_global: whether it is the global model, not one that a client has trained for itself.
+        `is_global` tells the global model from one that a client has trained for itself.
         """
         return None
 

@@ -21,13 +21,7 @@ META = torch.device("meta")
 
 
 def trace_update(method: Method, server: Tree, data: ClientData) -> LocalResult:
-    """Follow one local update of the first round; the result has shapes and types and no content.
-
-    Args:
-        method: the method to follow.
-        server: the server's state, of which only shapes count.
-        data: a client's data, of which only shapes count and whether samples are augmented in training.
-    """
+    """Follow one local update of the first round by its shapes; the result has shapes and types and no content."""
     key = make_key(0)
     client = tree_map(_to_meta, method.init_client(method.setup.model.init_params(), key))
     message = method.download(tree_map(_to_meta, server), _to_meta(torch.tensor(0)))
