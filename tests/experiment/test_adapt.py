@@ -23,7 +23,7 @@ from fedmate.core import Augmentation, flatten
 from fedmate.data import DATASETS, Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.adapt import number_labels, read_client
+from fedmate.experiment.adapt import read_client
 from fedmate.experiment.build import build
 from fedmate.experiment.config import load_file, resolve
 from fedmate.experiment.priors import Calibration
@@ -51,9 +51,7 @@ def write_npz(path: Path, **arrays: Any) -> Path:
 
 
 WAYS: dict[str, Callable[[Path], Pool | Path]] = {
-    "pool, flat": lambda folder: Pool(FLAT, Y),
     "pool, names": lambda folder: Pool(X, (Y + 1) % 3, class_names=["cat", "ant", "bee"]),
-    "npz": lambda folder: write_npz(folder / "n.npz", train_x=X, train_y=Y),
     "npz, short names, flat": lambda folder: write_npz(folder / "n.npz", x=FLAT, y=Y),
     "npz, names": lambda folder: write_npz(folder / "n.npz", train_x=X, train_y=NAMES),
     "csv": lambda folder: write_csv(folder / "n.csv", *([*x, y] for x, y in zip(FLAT, Y, strict=True))),
@@ -110,23 +108,6 @@ def test_a_fifth_of_each_class_is_held_back_as_nearly_as_can_be(labels: list[int
         assert part.y.tolist() == [labels[row] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("labels", "found"),
-    [
-        (["ant", "bees"], "has the label `bees`, which is no class of the run; did you mean `bee`?"),
-        (["ant", "1"], "has the label `1`, which is no class of the run; known are `ant`, `bee`, `cat`."),
-        (["1", ""], "has the label ``, which is no class of the run; known are"),
-        (["0", "3"], "has the label 3, which is no class of the run; number the classes from 0 to 2, or give"),
-        ([0, 0.5], "has the label 0.5, which is no class of the run; number the classes from 0 to 2, or give"),
-        ([0, float("nan")], "is nan at [1]; "),
-    ],
-)
-def test_unknown_labels(labels: list[Any], found: str) -> None:
-    with pytest.raises(UserError) as caught:
-        number_labels("y", np.array(labels), SIGNATURE.class_names)
-    assert str(caught.value).startswith(f"`y` {found}")
-
-
 ROW = ["1"] * 6
 WRONG: dict[str, tuple[Callable[[Path], Pool | Path], str]] = {
     "no labels": (lambda f: write_npz(f / "n.npz", train_x=X), "n.npz` has no `train_y`; give `train_x` and"),
@@ -136,6 +117,8 @@ WRONG: dict[str, tuple[Callable[[Path], Pool | Path], str]] = {
     "a strange label": (lambda f: write_csv(f / "n.csv", [*ROW, "d" * 99]), f"n.csv` has the label `{'d' * 40}`,"),
     "another file": (lambda f: f / "n.xlsx", "n.xlsx` is not a file of samples; give an `.npz` or `.csv` file."),
     "a pool": (lambda f: Pool(X, Y + 1), "y` has the label 3, which is no class of the run"),
+    "another name": (lambda f: write_npz(f / "n.npz", x=X[:2], y=["ant", "bees"]), "`bees`, which is no class of the"),
+    "a fraction": (lambda f: write_npz(f / "n.npz", x=X[:2], y=[0, 0.5]), "0.5, which is no class of the run"),
 }
 
 
@@ -202,7 +185,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbabu", "fedmate", "fedrod"])
+@pytest.mark.parametrize("method", ["fedbabu", "fedmate"])
 def test_adapting_gives_the_runs_figures_of_its_first_held_out_client(runs: Callable[[str], Path], method: str) -> None:
     folder = runs(method)
     federation = build(resolve([load_file(folder / "config.toml")])).federation
@@ -255,14 +238,6 @@ def test_a_better_model_than_the_adapted_one_is_noted(mine: Path) -> None:
     assert found.notes[0] == "there is no test part: 5 of 23 samples are held back for it."
 
 
-def test_a_class_of_the_test_part_alone_counts_for_balanced_alone(mine: Path) -> None:
-    x, y = points(5, 40)
-    pool = Pool(x[y == 1], y[y == 1], x[y == 0], y[y == 0], class_names=["left", "right"])
-    found = fedmate.adapt(mine, pool, model=network())
-    assert found.accuracy["after"]["own"] is None
-    assert found.accuracy["after"]["balanced"] is not None
-
-
 def test_a_client_that_diverges_keeps_the_received_model(mine: Path, tmp_path: Path) -> None:
     x, y = points(4, 20)
     found = fedmate.adapt(mine, Pool(x * 1e37, y, x, y), to=tmp_path / "m.safetensors", model=network())
@@ -298,13 +273,10 @@ def test_the_command_prints_what_the_function_returns(
     assert (answer.status, answer.err) == (0, "")
     expected = fedmate.adapt(runs("fedper"), tmp_path / "clinic.npz")
     lines = answer.out.splitlines()
-    head = [*(f"Note: {note}" for note in expected.notes), "Unseen client, fedper on digits, after round 1:"]
-    assert lines[: len(head)] == head
+    assert lines[: len(expected.notes)] == [f"Note: {note}" for note in expected.notes]
     assert lines[-1] == "Model: model.safetensors"
     words = [line.split() for line in lines]
     for view in expected.accuracy:
         assert [view, *(f"{expected.accuracy[view][name]:.2f}" for name in ("balanced", "own"))] in words
-    for name, count in expected.samples["train"].items():
-        assert [name, str(count), str(expected.samples["test"][name])] in words
     model = fedmate.load_model(tmp_path / "model.safetensors")
     assert_close(model.module.state_dict(), expected.model.module.state_dict(), rtol=0, atol=0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,7 @@ from torch import nn
 import fedmate
 from fedmate.core import Tree
 from fedmate.core.layers import BufferPolicy
-from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.arrays import Pool
-from fedmate.data.digits import Digits
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import nest
@@ -39,7 +35,6 @@ SETTINGS: dict[str, Any] = {
     "participation": 0.5,
     "holdout_clients": 0.2,
     "backend": "sequential",
-    "dataset.name": "few",
     "partition.name": "share",
     "partition.clients": 5,
     "partition.examples": 20,
@@ -51,40 +46,6 @@ SETTINGS: dict[str, Any] = {
     # A tie that one rounding decides is not what is tested.
     "dtype": "float64",
 }
-
-Runs = Callable[..., Path]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewDigits(Dataset):
-    """The first digits only: evaluation is what takes time here."""
-
-    def load(self, folder: Path) -> Arrays:
-        everything = Digits().load(Path())
-        return everything._replace(train=Samples(everything.train.x[:300], everything.train.y[:300]))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_digits() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS._rows, "few", FewDigits)
-        yield
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Run a method once, with other settings if asked, and return its folder."""
-    made: dict[str, Path] = {}
-
-    def carry_out(method: str, **changes: Any) -> Path:
-        key = repr((method, changes))
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("runs") / "run"
-            settings = SETTINGS | {name.replace("__", "."): value for name, value in changes.items()}
-            fedmate.run(method=method, set=settings, out=made[key])
-        return made[key]
-
-    return carry_out
 
 
 def raw_digits(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -104,16 +65,17 @@ def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:
 # The same model.
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbabu", "fedmate", "local"])
-def test_a_model_is_as_good_as_the_record_says(finished: Runs, method: str) -> None:
-    folder = finished(method)
+@pytest.mark.parametrize("method", ["fedbabu", "fedmate", "local"])
+def test_a_model_is_as_good_as_the_record_says(tmp_path: Path, method: str) -> None:
+    folder = tmp_path / "run"
+    fedmate.run(method=method, set=SETTINGS, out=folder)
     x, y = raw_digits(folder)
     rows = [row for row in Record(folder).clients if not row["newcomer"]]
     found = [balanced(export_model(folder, client), x, y) for client in range(4)]
     assert found == pytest.approx([row["pre_balanced"] for row in rows], abs=1e-9)
     # A confusion of models, or with untrained ones, must show.
     assert max(found) > 14
-    assert len({*found}) > 2 or rows[0]["global_balanced"] == rows[0]["pre_balanced"]
+    assert len({*found}) > 2
     if rows[0]["global_balanced"] is None:
         with pytest.raises(UserError, match=rf"ran `{method}`, which has no global model; export a client's\.$"):
             export_model(folder, None)
@@ -253,6 +215,3 @@ def test_a_damaged_run_is_not_read_again_for_ever(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="it is missing"):
         export_model(folder, 2)
     assert export_model(folder, 1).origin["client"] == 1
-
-
-# What is refused.

@@ -102,14 +102,13 @@ def test_both_groups_together_are_the_partition_in_its_order() -> None:
     assert rows(*federation.clients) | rows(*federation.held_out_clients) == rows(*everyone)
 
 
-@pytest.mark.parametrize("clients", [3, 10])
-def test_a_share_too_small_is_refused_with_one_that_is_not(clients: int) -> None:
+def test_a_share_too_small_is_refused_with_one_that_is_not() -> None:
     with pytest.raises(UserError) as caught:
-        made(holdout_clients=0.05, partition__clients=clients)
-    start = f"`holdout_clients` is 0.05, which of {clients} clients is none; set it to at least "
+        made(holdout_clients=0.05, partition__clients=3)
+    start = "`holdout_clients` is 0.05, which of 3 clients is none; set it to at least "
     assert str(caught.value).startswith(start)
     enough = float(str(caught.value).removeprefix(start).split(",")[0])
-    assert len(made(holdout_clients=enough, partition__clients=clients).federation.held_out_clients) == 1
+    assert len(made(holdout_clients=enough, partition__clients=3).federation.held_out_clients) == 1
 
 
 # Training.
@@ -124,9 +123,7 @@ def test_they_change_nothing_in_the_record_of_the_others(tmp_path: Path, backend
     one, other = carry_out(met, tmp_path / "met"), carry_out(unmet, tmp_path / "unmet")
     assert one.rounds == other.rounds
     for row, expected in zip(one.metrics, other.metrics, strict=True):
-        assert {key: row[key] for key in ("round", "accuracy", "loss", "bytes")} == {
-            key: expected[key] for key in ("round", "accuracy", "loss", "bytes")
-        }
+        assert all(row[key] == expected[key] for key in ("round", "accuracy", "loss", "bytes"))
     figures = {key: value for key, value in one.summary.items() if key not in ("seconds", "newcomers")}
     assert figures == {key: value for key, value in other.summary.items() if key != "seconds"}
 
@@ -170,25 +167,18 @@ def test_a_run_that_diverges_at_once_lists_them_without_figures(tmp_path: Path) 
     assert (met["clients"], met["accuracy"]) == (2, {"before": None, "after": None})
     assert [row["newcomer"] for row in record.clients] == [0, 0, 0, 1, 1]
     assert all(row[f"{view}_own"] is None for row in record.clients for view in ("pre", "before", "after"))
-    table = unseen_clients([record.summary])
-    assert table is not None
-    assert ["fedavg", "-", "-", "-", "-"] in [line.split() for line in rendered(table)]
 
 
 # The table.
-
-
-def rendered(table: Any) -> list[str]:
-    file = io.StringIO()
-    Console(file=file, width=100).print(table, highlight=False)
-    return [line for line in file.getvalue().splitlines() if line.strip()]
 
 
 def test_the_table_shows_before_and_after_on_both_tests(tmp_path: Path) -> None:
     summary = carry_out(made(), tmp_path / "run").summary
     table = unseen_clients([summary])
     assert table is not None
-    lines = rendered(table)
+    file = io.StringIO()
+    Console(file=file, width=100).print(table, highlight=False)
+    lines = [line for line in file.getvalue().splitlines() if line.strip()]
     assert lines[0].strip() == "2 clients that were not in training"
     accuracy = summary["newcomers"]["accuracy"]
     expected = [accuracy[view][test]["mean"] for test in ("balanced", "own") for view in ("before", "after")]

@@ -43,11 +43,11 @@ def linear(weight: Any, bias: Any) -> nn.Linear:
     return layer.eval()
 
 
-def make(calibration: Calibration = OWN, dtype: str = "float64") -> PortableModel:
+def make(calibration: Calibration = OWN) -> PortableModel:
     """Return a model whose logits are its samples."""
-    module = nn.Sequential(OrderedDict(x=linear(np.eye(3), np.zeros(3)))).to(getattr(torch, dtype)).eval()
+    module = nn.Sequential(OrderedDict(x=linear(np.eye(3), np.zeros(3)))).eval()
     architecture = {"name": "given", "options": {"buffers": "shared", "layer": "x", "digest": structure(module)}}
-    return PortableModel(module, replace(SIGNATURE, dtype=dtype), architecture, {"client": 3}, calibration)
+    return PortableModel(module, SIGNATURE, architecture, {"client": 3}, calibration)
 
 
 def softmax(logits: NDArray[Any]) -> NDArray[Any]:
@@ -73,28 +73,19 @@ def test_uniform_leaves_answers_as_they_are() -> None:
     assert found.notes == ("the prior is `uniform`: 3 equally likely classes.",)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_own_is_added_to_the_logits(dtype: str) -> None:
+def test_own_is_added_to_the_logits() -> None:
     """By hand; a class that the client lacks is ruled out, and nothing becomes NaN."""
-    found = make(dtype=dtype).predict(X, "own")
+    found = make().predict(X, "own")
     expected = softmax(X[:, :2] + np.log([0.75, 0.25]))
-    assert found.probabilities[:, :2] == pytest.approx(expected, abs=1e-12 if dtype == "float64" else 1e-6)
+    assert found.probabilities[:, :2] == pytest.approx(expected, abs=1e-12)
     assert found.probabilities[:, 2].tolist() == [0.0] * 50
-    assert found.probabilities.dtype == dtype
     assert found.labels.tolist() == expected.argmax(1).tolist()
     assert found.prior is not None
     assert found.prior.tolist() == list(SHARES)
     assert found.notes == ("the prior is `own`: `red` 75.0 %, `green` 25.0 %.",)
 
 
-VECTORS: list[Any] = [
-    np.array([2, 7, 1], np.uint8),
-    [0.4e308, 1.4e308, 0.2e308],
-    " 2, 7.0, 1e0",
-]
-
-
-@pytest.mark.parametrize("prior", VECTORS)
+@pytest.mark.parametrize("prior", [np.array([2, 7, 1], np.uint8), [0.4e308, 1.4e308, 0.2e308], " 2, 7.0, 1e0"])
 def test_a_number_per_class(prior: Any) -> None:
     found = make().predict(X, prior)
     assert found.probabilities == pytest.approx(softmax(X + np.log([0.2, 0.7, 0.1])), abs=1e-12)
@@ -121,15 +112,6 @@ def test_a_shift_is_estimated_without_labels() -> None:
     assert right["estimated"] > right["uniform"] + 0.01 > right["own"]
 
 
-def test_an_estimate_comes_with_warnings() -> None:
-    found, uniform = make().predict(X, "estimated"), make().predict(X, "uniform")
-    changed = (found.labels != uniform.labels).sum()
-    assert 0 < changed < 50
-    assert any(note.startswith(f"the estimate changed {changed} of 50 answers") for note in found.notes)
-    sure = make(Calibration(1.0)).predict(np.repeat(100 * X, 2, 0), "estimated")
-    assert len(sure.notes) == 1
-
-
 def test_another_weight_than_one_answers_for_own_and_uniform() -> None:
     """Its logits contain some of the client's shares, and are right where these hold."""
     model = make(Calibration(0.5, SHARES))
@@ -143,11 +125,8 @@ def test_another_weight_than_one_answers_for_own_and_uniform() -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "another word": ("unifrom", "is `unifrom`, neither a word nor numbers with commas between; did you mean `uniform`"),
-    "a hole": ("1,,3", "is `1,,3`, neither a word"),
-    "too few": ("1,2", "has the shape [2] for 3 classes; give one number per class."),
     "a table": ([[1, 2, 3]], "has the shape [1, 3] for 3 classes; "),
     "negative": ([1, -0.5, 1], "is [1.0, -0.5, 1.0]; give numbers of 0 or more, at least one above 0."),
-    "zeros": ("0,0,0", "is [0.0, 0.0, 0.0]; "),
     "not a number": ([1, np.nan, 1], "is nan at [1]; "),
 }
 
@@ -183,11 +162,8 @@ def test_files_keep_it(tmp_path: Path) -> None:
     "value",
     [
         3,
-        {"tau": 1.0},
-        {"tau": -1.0, "shares": None},
         {"tau": 10**400, "shares": None},
         {"tau": 1.0, "shares": [0.5, 0.5]},
-        {"tau": 1.0, "shares": [1.5, -0.5, 0.0]},
         {"tau": 1.0, "shares": [0.5, 0.6, 0.5]},
     ],
 )
@@ -210,7 +186,7 @@ SETTINGS = {
     "training.learning_rate": 0.1,
     "method.calibration": 1.0,
 }
-OWN_PRIOR = SETTINGS | {"rounds": 5, "method.calibration": 0.0, "method.own_prior": True}
+OWN_PRIOR = SETTINGS | {"method.calibration": 0.0, "method.own_prior": True}
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +232,6 @@ def test_shares_of_an_unfinished_run(calibrated: Path, tmp_path: Path, monkeypat
     assert found == finished
     monkeypatch.setattr(ClientSplit, "sha256", "another")
     assert "began with other samples" in refused(lambda: fedmate.export(folder, client=1))
-    assert fedmate.export(folder, global_=True).calibration == Calibration(1.0)
 
 
 def test_own_prior_with_a_common_model(tmp_path: Path) -> None:
@@ -266,17 +241,5 @@ def test_own_prior_with_a_common_model(tmp_path: Path) -> None:
     held = counts(folder, 1)
     assert fedmate.export(folder, client=1).calibration == Calibration(1.0, tuple(held / held.sum()))
     images, labels = load_digits(return_X_y=True)
-    own = np.concatenate([(labels == k).nonzero()[0][:number] for k, number in ((1, 20), (3, 4), (8, 8))])
-    test = slice(800, 1500)
-    found = fedmate.adapt(folder, Pool(images[own], labels[own], images[test], labels[test]))
+    found = fedmate.adapt(folder, Pool(images[:40], labels[:40], images[800:900], labels[800:900]))
     assert found.model.calibration == NO_CALIBRATION
-    weights = np.bincount(labels[own], minlength=10)
-
-    def accuracy(model: PortableModel, prior: Any) -> float:
-        right = model.predict(images[test], prior).labels == labels[test]
-        return float(weights @ [100 * right[labels[test] == k].mean() for k in range(10)] / weights.sum())
-
-    common = fedmate.export(folder, global_=True)
-    assert found.accuracy["before"]["own"] == pytest.approx(accuracy(common, weights))
-    assert found.accuracy["after"]["own"] == pytest.approx(accuracy(found.model, None))
-    assert accuracy(common, "uniform") != accuracy(common, weights)
