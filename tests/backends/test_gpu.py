@@ -105,23 +105,3 @@ def test_roundings_and_fused_kernels_stay_close_to_strict(
     ]
     for name, exact in ends[0].items():
         assert (ends[1][name] - exact).norm() / exact.norm() < tolerance
-
-
-@pytest.mark.parametrize("precision", ["strict", "tf32", "bf16"])
-def test_trees_keep_their_types(precision: str, federation: Federation) -> None:
-    backend = Vectorised(make(METHODS["fedmate"]), federation, make_key(0, "cuda"), precision=precision)  # type: ignore[arg-type]
-    dtypes = {leaf.dtype for result in run(backend) for leaf in result.server["extractor"].values()}
-    assert dtypes == {torch.float32}
-    assert backend.clients[0]["classifier"]["weight"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("precision", ["strict", "tf32"])
-@pytest.mark.parametrize("name", ["cifar_cnn", "resnet18"])
-def test_networks_that_look_at_samples_one_by_one_are_not_refused(
-    name: str, precision: str, federation: Federation
-) -> None:
-    torch.manual_seed(0)
-    architecture = MODELS[name]()
-    model = Model(architecture.build((3, 32, 32), CLASSES).cuda(), classifier=architecture.classifier)
-    method = FedAvg(setup=Setup(model, CLASSES, 10, Training(batch_size=25, epochs=1)))
-    assert Vectorised.refusal(method, federation, precision) is None  # type: ignore[arg-type]

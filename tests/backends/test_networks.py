@@ -84,29 +84,6 @@ def test_kernels_that_give_something_else_are_not_used(kernels: CountingKernels,
     assert reason in said[0]
 
 
-class Peeking(nn.Module):
-    """Looks between the layers of a block, so that it must not become one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
-        self.classifier = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        convolved = self.layers[0](x)
-        pooled = self.layers[2](self.layers[1](convolved))
-        answer: Tensor = self.classifier(pooled.mean((2, 3)) + convolved.mean((2, 3)).square())
-        return answer
-
-
-def test_a_network_that_looks_inside_a_block_keeps_its_layers(data: ClientData) -> None:
-    said: list[str] = []
-    plain = Model(Peeking(), classifier="classifier")
-    faster = computed_with(plain, CountingKernels(), data, "tf32", said.append)
-    assert_close(faster.logits(plain.init_params(), data.x), plain.logits(plain.init_params(), data.x), rtol=0, atol=0)
-    assert "its gradients differ by" in said[0]
-
-
 def test_a_cpu_fuses_blocks_and_rounds_nothing(data: ClientData) -> None:
     method = METHODS["fedavg"](setup=Setup(model(), 2, 1, Training()))
     accelerated = accelerate(method, Federation((data,), data, 2), "bf16", pytest.fail)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,14 +14,11 @@ from fedmate.components.classification_fusion import (
     Knowledge,
     train_classifier,
 )
-from fedmate.components.classifier_integration import Reduction
 from fedmate.components.discriminators import Kind, init_discriminator
 from fedmate.core import (
     SGD,
     Batch,
     Model,
-    Tree,
-    client_data,
     fold,
     leaves,
     make_key,
@@ -35,9 +29,7 @@ from fedmate.core import (
 CLASSES, WIDTH = 4, 3
 KNOWN = torch.tensor([True, True, True, False])
 PRESENT = torch.tensor([True, False, True, True])
-NAMES = ("prototype", "classifier")
 BOTH_BCE: dict[str, Kind] = {"prototype": "bce", "classifier": "bce"}
-OPTIMISER, RIVAL_OPTIMISER = SGD(0.1, 0.5, 0.01), SGD(0.05, 0.5, 0.01)
 WITH_CRITIC: dict[str, Kind] = {"prototype": "bce", "classifier": "wgan_gp"}
 
 
@@ -45,69 +37,33 @@ def noise(seed: int, *shape: int) -> Tensor:
     return normal(make_key(seed), shape, torch.float64)
 
 
-def make_model() -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(6)
-        layers = [nn.Linear(5, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Dropout(0.5), nn.Linear(WIDTH, CLASSES)]
-        return Model(nn.Sequential(*layers).double(), classifier="4")
-
-
-@dataclass
 class Scene:
-    """A client in the middle of a run; fields can be changed before it trains."""
+    """A client in the middle of a run; rows that do not exist are zeros."""
 
-    model: Model = field(default_factory=make_model)
-    known: Tensor = field(default_factory=KNOWN.clone)
-    present: Tensor = field(default_factory=PRESENT.clone)
-    weight: float | None = 0.6
-    kappa: float = 0.75
-    kinds: dict[str, Kind] = field(default_factory=BOTH_BCE.copy)
-    reduction: Reduction = "mean"
-    optimiser: SGD = OPTIMISER
-    rival_optimiser: SGD = RIVAL_OPTIMISER
-    steps: int = 3
-
-    @property
-    def params(self) -> Tree:
-        return self.model.init_params()
-
-    @property
-    def discriminators(self) -> Tree:
-        return {name: init_discriminator(CLASSES, fold(make_key(8), name), torch.float64) for name in NAMES}
-
-    @property
-    def knowledge(self) -> Knowledge:
-        """Rows that do not exist are zeros, as the server and the client keep them."""
+    def __init__(self, known: Tensor = KNOWN) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(6)
+            network = nn.Sequential(nn.Linear(5, WIDTH), nn.Linear(WIDTH, CLASSES)).double()
+        self.model = Model(network, classifier="1")
+        self.params = self.model.init_params()
+        self.discriminators = {
+            name: init_discriminator(CLASSES, fold(make_key(8), name), torch.float64) for name in BOTH_BCE
+        }
         classifier = {"weight": noise(4, CLASSES, WIDTH), "bias": noise(5, CLASSES)}
-        prototypes = torch.where(self.known[:, None], noise(2, CLASSES, WIDTH), 0)
-        own = torch.where(self.present[:, None], noise(3, CLASSES, WIDTH), 0)
-        return Knowledge(prototypes, self.known, own, self.present, classifier)
+        prototypes = torch.where(known[:, None], noise(2, CLASSES, WIDTH), 0)
+        own = torch.where(PRESENT[:, None], noise(3, CLASSES, WIDTH), 0)
+        self.knowledge = Knowledge(prototypes, known, own, PRESENT, classifier)
+        rows, labels = torch.arange(3), torch.tensor([0, 2, 3])
+        self.batches = [
+            Batch(noise(20 + step, 3, WIDTH), labels, torch.ones(3, dtype=torch.bool), rows, make_key(40 + step))
+            for step in range(3)
+        ]
 
-    @property
-    def fusion(self) -> Fusion:
-        kappa = torch.tensor(self.kappa, dtype=torch.float64)
-        return Fusion(self.weight, kappa, self.kinds, self.reduction, self.optimiser, self.rival_optimiser)
-
-    @property
-    def batches(self) -> list[Batch]:
-        found = []
-        for step in range(self.steps):
-            data = client_data(noise(20 + step, 3, 5), torch.tensor([0, 2, 3]))
-            z, _ = self.model.features(self.params, data.x)
-            found.append(Batch(z, data.y, data.mask, torch.arange(3), make_key(40 + step)))
-        return found
-
-    def train(self, **changes: Any) -> FusedClassifier:
-        for name, value in changes.items():
-            setattr(self, name, value)
+    def train(self, kinds: dict[str, Kind], weight: float = 0.6) -> FusedClassifier:
+        kappa = torch.tensor(0.75, dtype=torch.float64)
+        fusion = Fusion(weight, kappa, kinds, "mean", SGD(0.1, 0.5, 0.01), SGD(0.05, 0.5, 0.01))
         with torch.no_grad():
-            return train_classifier(
-                self.model, self.params, self.discriminators, self.knowledge, self.fusion, self.batches
-            )
-
-    def rivals(self) -> Tree:
-        """The discriminators as they are carried through the steps."""
-        return {name: {"variables": d, "velocity": {}} for name, d in self.discriminators.items()}
+            return train_classifier(self.model, self.params, self.discriminators, self.knowledge, fusion, self.batches)
 
 
 # -------------------- a step by hand
@@ -123,7 +79,7 @@ def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
 @pytest.mark.parametrize("kinds", [BOTH_BCE, WITH_CRITIC])
 def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
     """Plain autograd and torch's SGD: per batch a step of D_pr, one of D_cl, then one of the classifier."""
-    scene = Scene(kinds=kinds)
+    scene = Scene()
     k, params = scene.knowledge, scene.params
     head = nn.Linear(WIDTH, CLASSES).double()
     head.load_state_dict(params["classifier"])
@@ -164,7 +120,7 @@ def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
         descend(head_optimiser, loss)
         losses = [loss_pr.detach(), loss_cl.detach(), adversarial.detach()]
 
-    found = scene.train()
+    found = scene.train(kinds)
     assert_close(found.classifier, {n: p.detach() for n, p in head.named_parameters()}, rtol=0, atol=1e-10)
     for name, net in nets.items():
         trained = [p.detach() for p in net.parameters()]
@@ -179,9 +135,9 @@ def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
 def test_discriminators_rest_while_nothing_is_known(kinds: dict[str, Kind]) -> None:
     """Weight decay alone must not move them; the classifier still learns its own prototypes."""
     nothing = torch.zeros(CLASSES, dtype=torch.bool)
-    scene = Scene(known=nothing, kinds=kinds)
-    found = scene.train()
+    scene = Scene(nothing)
+    found = scene.train(kinds)
     assert_close(found.discriminators, scene.discriminators, rtol=0, atol=0)
     assert_close(found.losses, torch.zeros(3, dtype=torch.float64), rtol=0, atol=0)
-    without = Scene(known=nothing, kinds=kinds).train(weight=0.0)
+    without = scene.train(kinds, weight=0.0)
     assert not torch.allclose(found.classifier["weight"], without.classifier["weight"])

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from fedmate.components import classifier_collaboration
 from fedmate.components.classifier_collaboration import (
     VARIANCE_FLOOR,
-    combine,
     combining_weights,
     feature_statistics,
 )
@@ -154,16 +153,3 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -------------------- what is made of weights
-
-
-def test_combinations_are_sums_over_clients() -> None:
-    stacked = {"weight": random(51, 3, 2, 4), "bias": random(52, 3, 2)}
-    weights = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]]).double()
-    expected = {name: 0.25 * leaf[0] + 0.75 * leaf[2] for name, leaf in stacked.items()}
-    for leaf in stacked.values():
-        leaf[1] = torch.nan
-    found = combine(stacked, weights, torch.tensor([True, False, True]))
-    assert_close({name: leaf[0] for name, leaf in found.items()}, expected, rtol=0, atol=1e-15)
-    assert_close({name: leaf[1] for name, leaf in found.items()}, {n: t[0] for n, t in stacked.items()}, rtol=0, atol=0)
-    single = combine({"bias": stacked["bias"].float()}, weights, torch.tensor([True, False, True]))
-    assert single["bias"].dtype == torch.float32

@@ -8,15 +8,12 @@ from tests.components.calibrated import CLASSES, model, samples
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.backends.base import Round
 from fedmate.backends.client import accuracies
-from fedmate.backends.sequential import Sequential
 from fedmate.components.prior_calibration import BARRIER, Calibrated, estimate_prior
 from fedmate.core import (
     Federation,
     Setup,
     Training,
-    make_key,
     tree_map,
 )
 from fedmate.errors import UserError
@@ -31,14 +28,6 @@ def make(name: str = "fedavg", **options: object) -> Calibrated:
 
 
 # -------------------- what is added
-
-
-def test_a_client_adds_the_logarithm_of_its_class_shares() -> None:
-    found = make(calibration=0.5).adjustment(samples([0, 0, 0, 1, 2, 2]))
-    shares = torch.tensor([3, 1, 2], dtype=torch.float64) / 6
-    assert found is not None
-    assert_close(found[:3], 0.5 * shares.log())
-    assert found[3] == BARRIER
 
 
 def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
@@ -58,18 +47,6 @@ def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() 
     assert control.adjustment(data) is None
     assert_close(control.own_adjustment(data, is_global=True), calibrated.own_adjustment(data, is_global=True))
     assert control.own_adjustment(data, is_global=False) is None
-
-
-@pytest.mark.parametrize(("name", "told"), [("fedavg", {"pre", "global"}), ("fedmate", {"global"})])
-def test_the_control_asks_views_that_a_client_has_trained_as_they_are(name: str, told: set[str]) -> None:
-    """FedAvg's clients hold the global model before training, FedMate's one with a classifier of their own."""
-    method = make(name, own_prior=True)
-    server = method.init_server(method.setup.model.init_params(), 2, make_key(0))
-    first = Sequential(method, federation(), make_key(0))
-    views = first.run_round(server, Round(0, (0, 1), evaluate=True)).views
-    assert {*views} >= {"pre", "post", "global"}
-    found = {view for view, one in views.items() if one and not torch.equal(one.accuracies[:, 0], one.accuracies[:, 1])}
-    assert found == told
 
 
 # -------------------- what it is for

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from tests.methods.small import normed_model
 from torch.testing import assert_close
 
 from fedmate.components.proximal import proximal, proximal_loss
 from fedmate.core import (
     Batch,
-    Model,
     make_key,
     normal,
     supervised_loss,
     tree_map,
 )
 from fedmate.core.layers import sample_context
-
-
-def normed_model() -> Model:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        return Model(nn.Sequential(*block, nn.Linear(16, 3)).double(), classifier="5")
 
 
 def make_batch() -> Batch:

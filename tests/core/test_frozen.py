@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedmate.core import data as data_module
 from fedmate.core.data import ClientData, batches, pad, rows_of
@@ -13,7 +13,6 @@ from fedmate.core.layers import BufferPolicy, mask_context
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.source import Augmentation, Source
-from fedmate.core.tree import Tree
 
 VARIED, FIXED = Augmentation(1, True), Augmentation()
 kinds = pytest.mark.parametrize("augmentation", [VARIED, FIXED], ids=["varied", "fixed"])
@@ -52,23 +51,3 @@ def test_steps_are_those_of_batches(
         with mask_context(other.mask):
             z, _ = model.features(params, other.x)
         torch.testing.assert_close(mine.x, z, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("augmentation", "epochs", "expected"),
-    [(FIXED, 5, [10]), (FIXED, 0, []), (VARIED, 2, [10, 10]), (VARIED, 0, [])],
-    ids=str,
-)
-def test_nothing_is_computed_in_vain(
-    augmentation: Augmentation, epochs: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, data = make_model(), make_data(10, augmentation)
-    features, seen = model.features, []
-
-    def counting(params: Tree, x: Tensor, *, train: bool = False) -> tuple[Tensor, Tree]:
-        seen.append(len(x))
-        return features(params, x, train=train)
-
-    monkeypatch.setattr(model, "features", counting)
-    assert len(list(frozen_batches(model, model.init_params(), data, 4, epochs, make_key(0)))) == 3 * epochs
-    assert seen == expected

@@ -126,19 +126,6 @@ class TestDropout:
             agreement = float(((a == 0) == (b == 0)).double().mean())
             assert abs(agreement - 0.5) < 5 * 0.5 / math.sqrt(a.numel())
 
-    @pytest.mark.parametrize(
-        ("kind", "shape"),
-        [(nn.Dropout1d, (30, 20, 5)), (nn.Dropout2d, (30, 20, 3, 2)), (nn.Dropout3d, (30, 20, 2, 2, 2))],
-    )
-    def test_channels_are_dropped_whole(self, kind: type[Any], shape: tuple[int, ...]) -> None:
-        layer = swap_layers(kind(0.3), "shared")
-        x = torch.ones(shape)
-        with sample_context(batch_of(x)):
-            channels = layer(x).flatten(2)
-        assert torch.equal(channels.amin(2), channels.amax(2))
-        share = float((channels[..., 0] == 0).double().mean())
-        assert abs(share - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 600)
-
     def test_one_layer_in_two_places(self) -> None:
         """`named_children` leaves out what it has seen: the second place must be swapped all the same."""
         drop, norm = nn.Dropout(0.5), nn.BatchNorm1d(4)

@@ -7,8 +7,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -65,29 +63,6 @@ def dead(batch: Batch) -> Batch:
     return batch._replace(mask=torch.zeros_like(batch.mask), filled=0)
 
 
-class TestSGD:
-    @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-    @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-    def test_is_torchs(self, momentum: float, weight_decay: float) -> None:
-        generator = torch.Generator().manual_seed(0)
-        points = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((3, 2), (4,), ())]
-        variables: Tree = {"a": points[0], "b": {"c": points[1], "d": points[2]}}
-        parameters = [nn.Parameter(point.clone()) for point in points]
-        torchs = torch.optim.SGD(parameters, lr=0.1, momentum=momentum, weight_decay=weight_decay)
-        optimiser = SGD(0.1, momentum, weight_decay)
-        velocity = optimiser.init(variables)
-        for _ in range(6):
-            torchs.zero_grad()
-            sum((p.sin() * p).sum() for p in parameters).backward()  # type: ignore[union-attr]
-            torchs.step()
-            gradients, _ = gradient(
-                lambda v: (torch.stack([(p.sin() * p).sum() for p in leaves(v)]).sum(), {}), variables
-            )
-            variables, velocity = optimiser.step(variables, gradients, velocity)
-        for mine, other in zip(leaves(variables), parameters, strict=True):
-            torch.testing.assert_close(mine, other.data, rtol=0, atol=1e-12)
-
-
 def plain_move(optimiser: SGD, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The formula, leaf by leaf."""
     third = len(tensors) // 3
@@ -140,20 +115,6 @@ class TestGradient:
 
 
 class TestCrossEntropy:
-    @settings(max_examples=40)
-    @given(counts=st.lists(st.booleans(), min_size=1, max_size=10), seed=st.integers(0, 10**6))
-    def test_is_the_mean_over_what_counts(self, counts: list[bool], seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        logits = torch.randn(len(counts), 4, dtype=torch.float64, generator=generator) * 5
-        labels = torch.randint(4, (len(counts),), generator=generator)
-        mask = torch.tensor(counts)
-        found = cross_entropy(logits, labels, mask)
-        if any(counts):
-            expected = functional.cross_entropy(logits[mask], labels[mask])
-            torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-        else:
-            assert float(found) == 0
-
     @pytest.mark.parametrize("plain", [True, False])
     @pytest.mark.parametrize("poison", [1e300, math.inf, math.nan])
     def test_what_does_not_count_may_hold_anything(self, poison: float, plain: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,8 +15,6 @@ from fedmate.core.random import (
     fold,
     make_key,
     normal,
-    permutation,
-    random_bits,
     shuffle,
     uniform,
 )
@@ -61,28 +58,6 @@ class TestKeys:
         paths = itertools.product(range(4), ("round", "client", "dropout"))
         keys = [fold(make_key(seed), purpose, rounds, clients) for seed, purpose in paths]
         assert len(set(torch.stack(keys).flatten().tolist())) == 4 * 3 * 25 * 25
-
-
-class TestVmap:
-    @pytest.mark.parametrize(
-        "draw",
-        [
-            lambda key: fold(key, "purpose", 3),
-            lambda key: random_bits(key, (5, 7)),
-            lambda key: uniform(key, (33,)),
-            lambda key: uniform(key, (33,), torch.float64),
-            lambda key: normal(key, (33,)),
-            lambda key: normal(key, (5, 7), torch.float64),
-            lambda key: permutation(key, 33),
-            lambda key: shuffle(key, torch.arange(33) % 3 > 0),
-        ],
-        ids=["fold", "bits", "uniform", "uniform64", "normal", "normal64", "permutation", "shuffle"],
-    )
-    def test_a_stack_of_keys_gives_each_keys_numbers(self, draw: Callable[[Tensor], Tensor]) -> None:
-        keys = torch.stack([fold(make_key(0), i) for i in range(9)])
-        stacked = torch.func.vmap(draw)(keys)
-        assert torch.equal(stacked, torch.stack([draw(key) for key in keys]))
-        assert len({tuple(row.flatten().tolist()) for row in stacked}) == 9
 
 
 class TestUniform:

@@ -19,7 +19,6 @@ from fedmate.core.random import fold, make_key, to_uniform
 from fedmate.core.source import Augmentation, Source, augment
 
 VARIED = Augmentation(2, True)
-precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 class Draw(NamedTuple):
@@ -67,43 +66,13 @@ def make_client(source: Source, first: int, size: int) -> ClientData:
 # -------------------- reading
 
 
-@precision
-@pytest.mark.parametrize("as_bytes", [True, False])
-def test_reading_is_numpys(dtype: torch.dtype, as_bytes: bool) -> None:
-    source = make_source(dtype=dtype)
-    samples = source.samples.numpy()
-    if not as_bytes:
-        source = source._replace(samples=source.samples.to(dtype))
-    rows = [3, 0, 3, 39, 17]
-    precise = np.float32 if dtype == torch.float32 else np.float64
-    expected = (samples[rows].astype(precise) - source.mean.numpy()) / source.std.numpy()
-    assert expected.dtype == precise
-    found = source.read(torch.tensor(rows))
-    assert found.dtype == dtype
-    assert np.array_equal(found.numpy(), expected)
-    assert len(source.read(torch.arange(0))) == 0
-
-
 # -------------------- varying, by hand
 
 
 def test_what_a_key_stands_for_never_changes() -> None:
-    """Or records could not be repeated: splitmix64 by hand, in Python's own integers."""
-    whole = 2**64
-
-    def mixed(bits: int) -> int:
-        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % whole
-        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % whole
-        return bits ^ (bits >> 31)
-
-    def folded(key: int, number: int) -> int:
-        return mixed((mixed((key + 0x9E3779B97F4A7C15) % whole) + number * 0x9E3779B97F4A7C15) % whole)
-
+    """Or records could not be repeated."""
     keys = [13243816594963024, -7275568145525864772, -8290608373601797151, 3733294341789409801]
     chosen = [Draw(8, 2, False), Draw(5, 8, True), Draw(1, 2, False), Draw(2, 2, True)]
-    for key, (down, right, mirrored) in zip(keys, chosen, strict=True):
-        first, second, third = ((folded(key % whole, i) >> 40) / 2**24 for i in range(3))
-        assert (int(9 * first), int(9 * second), third < 0.5) == (down, right, mirrored)
     images = make_images(4)
     found = augment(images, Augmentation(4, True), torch.tensor(keys))
     assert all(np.array_equal(found[i].numpy(), by_hand(images[i].numpy(), 4, chosen[i])) for i in range(len(images)))
@@ -130,7 +99,7 @@ def test_is_padding_cutting_and_mirroring(
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize("crop", [1, 2, 3, 4, 8, 15, 16, 31, 32, 63, 64])
+@pytest.mark.parametrize("crop", [1, 4, 15, 16, 64])
 def test_the_largest_draw_stays_inside(crop: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number just below 1, times 2 crop + 1, must not be rounded up to a place outside."""
     monkeypatch.setattr(source_module, "to_uniform", lambda bits: torch.full(bits.shape, 1 - 2.0**-24))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 from tests.methods.small import (
-    CLIENTS,
     DATA,
     START,
-    TRAINING,
     as_clients,
     as_tree,
     descend,
@@ -22,8 +19,7 @@ from tests.methods.small import (
 )
 from torch.testing import assert_close
 
-from fedmate.core import BufferPolicy, make_key
-from fedmate.methods.fedavg import FedAvg
+from fedmate.core import make_key
 from fedmate.methods.fedbabu import FedBABU
 
 
@@ -41,16 +37,6 @@ def test_a_round_and_the_models_made_of_it_by_hand() -> None:
     assert_close(pre, {**as_tree(tuned), "buffers": {}}, rtol=0, atol=1e-12)
     views = method.extra_views(client, download, data[1], make_key(1))
     assert_close(views, {"classifier_tuned": {**as_tree(alone), "buffers": {}}}, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
-def test_fine_tuning_with_the_rate_of_training_is_a_round_of_fedavg(buffers: BufferPolicy) -> None:
-    """It trains everything, as FedAvg does: the same batches, the same steps."""
-    setup = normed(buffers)
-    params = setup.model.init_params()
-    result = FedAvg(setup=setup).local_update({"buffers": params["buffers"]}, params, CLIENTS[0], make_key(1))
-    tuned = FedBABU(setup=setup, tuning_epochs=TRAINING.epochs).personalise(params, CLIENTS[0], make_key(1))
-    assert_close(tuned, result.params, rtol=0, atol=0)
 
 
 def test_the_classifier_is_the_same_bits_all_over_training() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.methods.small import (
     CLIENTS,
-    PARTIAL,
     Array,
     Labels,
     Params,
@@ -19,7 +18,6 @@ from tests.methods.small import (
     linear_setup,
     normed,
     run,
-    sequences,
     slopes,
 )
 from torch.testing import assert_close
@@ -66,17 +64,6 @@ def test_two_rounds_by_hand(weighting: Any, shares: list[list[float]]) -> None:
         assert_close(client, {**as_tree(p), "buffers": {}}, rtol=0, atol=1e-12)
     assert_close(results[-1].server["prototypes"], torch.from_numpy(targets), rtol=0, atol=1e-12)
     assert_close(results[-1].diagnostics["clients"]["prototypes"], torch.from_numpy(own), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_prototypes_are_all_that_a_client_learns_of_others(weight: float) -> None:
-    ends = []
-    for stranger in (CLIENTS[1], sequences(9, [2, 0, 2])):
-        backend, _ = run(
-            FedProto(setup=normed(), prototype_weight=weight), (CLIENTS[0], stranger, CLIENTS[2]), PARTIAL[::-1]
-        )
-        ends.append(backend.clients[0]["extractor"]["0.weight"])
-    assert torch.equal(*ends) == (weight == 0)
 
 
 def test_the_nearest_known_prototype_wins() -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-import torch
-from tests.methods.small import DATA, START, as_clients, as_tree, descend, linear_setup, mean, normed, run, slopes
+from tests.methods.small import DATA, START, as_clients, as_tree, descend, linear_setup, mean, run, slopes
 from torch.testing import assert_close
 
-from fedmate.core import BufferPolicy
 from fedmate.methods.lg_fedavg import LGFedAvg
 
 
@@ -23,14 +20,3 @@ def test_two_rounds_by_hand() -> None:
     assert_close(results[-1].server, as_tree({"v": mean(sent)["v"]}), rtol=0, atol=1e-12)
     for client, p in zip(backend.clients, sent, strict=True):
         assert_close(client, {**as_tree({"w": p["w"]}), "buffers": {}}, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_nothing_of_the_extractor_crosses(buffers: BufferPolicy) -> None:
-    backend, results = run(LGFedAvg(setup=normed(buffers)))
-    assert {part for result in results for report in result.reports for part in report.up} <= {
-        "classifier",
-        "bookkeeping",
-    }
-    means = [client["buffers"]["1.running_mean"] for client in backend.clients]
-    assert not torch.equal(means[0], means[1])

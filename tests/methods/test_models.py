@@ -29,16 +29,6 @@ def test_buffers_follow_the_declaration(name: str, buffers: BufferPolicy) -> Non
     assert any(not torch.equal(server[name], start[name]) for name in start) == (buffers == "shared")
 
 
-@pytest.mark.parametrize("buffers", ["shared", "private"])
-def test_statistics_are_averaged_by_size_or_stay(buffers: BufferPolicy) -> None:
-    backend, results = run(METHODS["fedavg"](setup=normed(buffers)), cohorts=EVERYBODY[:1])
-    means = torch.stack([client["buffers"]["1.running_mean"] for client in backend.clients])
-    assert not torch.equal(means[0], means[1])
-    average = torch.tensor([5, 2, 4], dtype=torch.float64) / 11 @ means
-    same = torch.allclose(results[0].server["buffers"]["1.running_mean"], average, rtol=0, atol=1e-12)
-    assert same == (buffers == "shared")
-
-
 DEEP = nn.Sequential(nn.Linear(8, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
 ZEROS = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))
 nn.init.zeros_(ZEROS.get_parameter("1.weight"))

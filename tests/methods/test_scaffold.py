@@ -24,17 +24,12 @@ from tests.methods.small import (
     sequences,
     slopes,
 )
-from torch import nn
 from torch.testing import assert_close
 
 from fedmate.core import (
     MODEL_PARTS,
     BufferPolicy,
-    Method,
-    Model,
-    Setup,
     Training,
-    client_data,
     select,
     stack,
     tree_map,
@@ -89,26 +84,6 @@ def test_without_variates_it_is_fedavg(buffers: BufferPolicy) -> None:
     assert_close(select(mine[0].server, MODEL_PARTS), other[0].server, rtol=0, atol=1e-12)
     with pytest.raises(AssertionError, match="not close"):
         assert_close(select(mine[1].server, MODEL_PARTS), other[1].server, rtol=0, atol=1e-6)
-
-
-def pooled_slope(method: Method) -> float:
-    """Return the largest slope of the loss of all samples together where a linear model ends up."""
-    x, y = torch.tensor([[1.0, 0.2], [-0.5, 1.0], [0.3, -1.0], [2.0, 1.0]]).double(), torch.tensor([0, 1, 1, 0])
-    clients = (client_data(x[:1], y[:1]), client_data(x[1:], y[1:]))
-    _, results = run(method, clients, [(0, 1)] * method.setup.rounds, evaluate=False)
-    weight, bias = (results[-1].server["classifier"][name].clone().requires_grad_() for name in ("weight", "bias"))
-    loss = nn.functional.cross_entropy(x @ weight.T + bias, y)
-    loss = loss + method.setup.training.weight_decay / 2 * (weight.square().sum() + bias.square().sum())
-    return max(float(slope.abs().max()) for slope in torch.autograd.grad(loss, (weight, bias)))
-
-
-def test_it_ends_where_the_pooled_loss_is_lowest_and_fedavg_does_not() -> None:
-    """Clients of 1 and 3 samples: variates with other weights than the models' would end elsewhere."""
-    model = Model(nn.Sequential(nn.Flatten(), nn.Linear(2, 2)).double(), classifier="1")
-    training = Training(batch_size=3, epochs=4, learning_rate=0.5, momentum=0.0, weight_decay=0.3)
-    setup = Setup(model, 2, 30, training)
-    assert pooled_slope(FedAvg(setup=setup)) > 1e-2
-    assert pooled_slope(Scaffold(setup=setup)) < 1e-8
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 9])

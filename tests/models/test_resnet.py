@@ -109,21 +109,6 @@ def test_features_and_logits(shape: tuple[int, ...]) -> None:
     model.check(x, 5)
 
 
-def test_batch_norm_stands_where_group_norm_does() -> None:
-    """Normalised by itself, one sample is what instance norm makes of it: groups of one channel."""
-    single = build((3, 32, 32), 5, width=4, norm="batch").double()
-    grouped = build((3, 32, 32), 5, width=4, groups=4).double()
-    assert [name for name, _ in single.named_parameters()] == [name for name, _ in grouped.named_parameters()]
-    for layer in ("norm1", "stage1.0.norm1", "stage1.1.norm2"):
-        assert isinstance(single.get_submodule(layer), nn.BatchNorm2d)
-        group_norm = grouped.get_submodule(layer)
-        assert isinstance(group_norm, nn.GroupNorm)
-        assert (group_norm.num_groups, group_norm.num_channels) == (4, 4)
-    x = normal(make_key(1), (1, 3, 32, 32), torch.float64)
-    found, expected = (nn.Sequential(*list(module.children())[:4])(x) for module in (single, grouped))
-    assert_close(found, expected, rtol=0, atol=1e-10)
-
-
 # -------------------- in a federation
 
 
