@@ -35,34 +35,16 @@ REQUIRED = {
 
 
 def parse(text: str) -> dict[str, dict[str, str]]:
-    """Read BibTeX strictly, and return the fields of each entry by its key."""
-    entries: dict[str, dict[str, str]] = {}
-    rest = re.sub(r"^%.*\n", "", text, flags=re.MULTILINE).lstrip()
-    while rest:
-        head = re.match(r"@(\w+)\{([A-Za-z]\w*),\n", rest)
-        assert head, rest[:80]
-        assert head[2] not in entries, f"{head[2]} twice"
-        fields, rest = _fields(rest[head.end() :])
-        assert REQUIRED[head[1]] <= set(fields), head[2]
-        entries[head[2]] = fields
+    """Return the fields of each entry by its key."""
+    text = re.sub(r"\n +(?!\w+ = \{)", " ", text)
+    found = re.findall(r"^@(\w+)\{([A-Za-z]\w*),\n((?:  \w+ = \{.*\},?\n)+)\}$", text, re.MULTILINE)
+    assert len(found) == text.count("@"), "some entry has another form"
+    entries = {key: dict(re.findall(r"^  (\w+) = \{(.*)\},?$", body, re.MULTILINE)) for _, key, body in found}
+    assert len(entries) == len(found), "an entry twice"
+    for kind, key, body in found:
+        assert REQUIRED[kind] <= set(entries[key]), key
+        assert body.count("{") == body.count("}"), key
     return entries
-
-
-def _fields(rest: str) -> tuple[dict[str, str], str]:
-    fields: dict[str, str] = {}
-    while not rest.startswith("}"):
-        name = re.match(r"  (\w+) = \{", rest)
-        assert name, rest[:80]
-        assert name[1] not in fields, f"{name[1]} twice"
-        depth, end = 1, name.end()
-        while depth:
-            depth += {"{": 1, "}": -1}.get(rest[end], 0)
-            end += 1
-        fields[name[1]] = " ".join(rest[name.end() : end - 1].split())
-        separator = re.match(r",\n(?=  \w)|\n(?=\})", rest[end:])
-        assert separator, rest[end : end + 80]
-        rest = rest[end + separator.end() :]
-    return fields, rest[1:].lstrip()
 
 
 def write_run(folder: Path, method: str = "fedavg", dataset: str = "digits", **environment: Any) -> Path:
@@ -136,9 +118,7 @@ def test_the_versions_are_those_that_made_the_runs(fedmate_: Fedmate, tmp_path: 
 
 DAMAGED = {
     "no folder": (None, "`run` holds no record: it does not exist"),
-    "nothing": ("", "`run/config.toml` names no method"),
     "not TOML": ("[method", "`run/config.toml` cannot be read"),
-    "no section": ('method = "local"\n', "`run/config.toml` names no method"),
     "a line break": ('[method]\nname = "a\\nb"\n', "`run/config.toml` names no method"),
 }
 

@@ -36,10 +36,6 @@ def call(*words: str | Path, status: int = 0) -> str:
     return result.output
 
 
-def test_without_a_study_there_is_help() -> None:
-    assert "[methods.fedavg]" in call()
-
-
 def test_a_study_leaves_tables_and_is_not_run_twice(study: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     text = call(study, "--out", out)

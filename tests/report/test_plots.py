@@ -6,7 +6,6 @@ import importlib.util
 import math
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedmate.errors import UserError
-from fedmate.report.drawing import COLOURS, FORMATS, check_plot, look
+from fedmate.report.drawing import COLOURS, FORMATS, check_plot
 from fedmate.report.plots import MOST, Lines, Panel, PartitionPlot, Plot, Series
 from fedmate.report.tradeoff import Spot, Tradeoff
 
@@ -40,20 +39,9 @@ def points_of(panel: ElementTree.Element, number: int) -> list[tuple[float, floa
     return [(float(use.attrib["x"]), float(use.attrib["y"])) for use in uses]
 
 
-def series(number: int, points: int = 3, **more: Any) -> Series:
-    y = [10.0 * number + math.sqrt(i) for i in range(points)]
-    return Series(f"row {number}", number, range(1, points + 1), y)._replace(**more)
-
-
-def lines(panels: int = 1, rows: int = 2, points: int = 3, title: str = "a title") -> Lines:
-    parts = [Panel(f"panel {i}", [series(j, points) for j in range(rows)]) for i in range(panels)]
-    return Lines("lines", title, parts, LABELS)
-
-
-def test_looks_are_different() -> None:
-    looks = [{key: look(number)[key] for key in ("color", "marker", "markerfacecolor")} for number in range(64)]
-    assert len({tuple(one.values()) for one in looks}) == 64
-    assert len({(look(number)["color"], look(number)["linestyle"]) for number in range(16)}) == 16
+def lines() -> Lines:
+    rows = [Series(f"row {number}", number, [1, 2, 3], [10.0 * number, 1.0, math.sqrt(2)]) for number in range(2)]
+    return Lines("lines", "a title", [Panel("panel 0", rows)], LABELS)
 
 
 # -------------------- lines
@@ -145,9 +133,9 @@ def test_a_crowded_corner_is_drawn_once_more_and_equal_points_share_a_label() ->
 COUNTS = np.array([[9, 0, 1], [0, 4, 9]], dtype=np.int64)
 
 
-def partition(counts: NDArray[np.int64] = COUNTS, title: str = "toys, iid", name: str = "{}") -> PartitionPlot:
-    clients, classes = counts.shape
-    return PartitionPlot("x", title, counts, [str(i) for i in range(clients)], [name.format(k) for k in range(classes)])
+def partition(counts: NDArray[np.int64] = COUNTS) -> PartitionPlot:
+    clients, classes = ([str(i) for i in range(count)] for count in counts.shape)
+    return PartitionPlot("x", "toys, iid", counts, clients, classes)
 
 
 def circles(root: ElementTree.Element) -> list[tuple[float, float, float]]:
@@ -174,9 +162,8 @@ def test_areas_are_numbers_of_samples_whose_sizes_are_explained() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG\r\n"), (".pdf", b"%PDF-")])
-@pytest.mark.parametrize("plot", [lines(), partition()], ids=["lines", "partition"])
-def test_the_same_numbers_give_the_same_bytes(plot: Plot, suffix: str, start: bytes) -> None:
-    first, again = (plot.draw(suffix) for _ in range(2))
+def test_the_same_numbers_give_the_same_bytes(suffix: str, start: bytes) -> None:
+    first, again = (lines().draw(suffix) for _ in range(2))
     assert first == again
     assert first.startswith(start)
     assert [word for word in (b"Date", b"dc:date", b"Matplotlib", b"Software") if word in first] == []

@@ -49,27 +49,18 @@ FEDAVG = summary(
 LOCAL = summary("local", "post", {"pre": figures(40.5, 41.5), "post": figures(42.5, None), "global": None})
 
 
-def rendered(summaries: list[dict[str, Any]], width: int = 140) -> list[str]:
+def printed(table: RenderableType, width: int) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width).print(comparison(summaries), highlight=False)
-    return file.getvalue().splitlines()
-
-
-def cells(lines: list[str], method: str) -> list[str]:
-    (row,) = [line.split() for line in lines if line.split()[:1] == [method]]
-    return row[1:]
+    Console(file=file, width=width).print(table, highlight=False)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def test_a_row_shows_accuracies_by_test_and_view_then_megabytes_and_seconds() -> None:
-    lines = rendered([FEDAVG, LOCAL])
-    assert cells(lines, "fedavg") == ["*81.24", "70.00", "81.24", "60.50", "93.25", "11.00", "12.3", "2.0", "12.3"]
-    assert cells(lines, "local") == ["40.50", "*42.50", "-", "41.50", "-", "-", "0.0", "0.0", "1.0"]
-
-
-def printed(table: RenderableType, width: int = 140) -> list[list[str]]:
-    file = io.StringIO()
-    Console(file=file, width=width).print(table, highlight=False)
-    return [line.split() for line in file.getvalue().splitlines() if line.strip()]
+    lines = printed(comparison([FEDAVG, LOCAL]), 80)
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line}
+    assert rows["fedavg"] == ["*81.24", "70.00", "81.24", "60.50", "93.25", "11.00", "12.3", "2.0", "12.3"]
+    assert rows["local"] == ["40.50", "*42.50", "-", "41.50", "-", "-", "0.0", "0.0", "1.0"]
 
 
 ADAPTED: dict[str, dict[str, float | None]] = {
@@ -79,8 +70,8 @@ ADAPTED: dict[str, dict[str, float | None]] = {
 }
 
 
-def test_a_newcomer_has_a_row_for_each_model_and_the_words_are_explained() -> None:
-    rows = printed(adapted(ADAPTED), width=80)
+def test_a_new_client_has_a_row_for_each_model_and_the_words_are_explained() -> None:
+    rows = [line.split() for line in printed(adapted(ADAPTED), 80) if line]
     assert rows[0][-2:] == ["balanced", "own"]
     assert rows[2:5] == [["before", "10.00", "-"], ["after", "12.35", "100.00"], ["global", "90.00", "80.50"]]
     assert [row[0] for row in rows[5:]] == ["before:", "after:", "global:", "balanced:", "own:"]
@@ -146,14 +137,8 @@ def test_latex_of_a_table() -> None:
     )
 
 
-def printed_table(table: Table, width: int) -> list[str]:
-    file = io.StringIO()
-    Console(file=file, width=width).print(to_rich(table, width), highlight=False)
-    return [line.rstrip() for line in file.getvalue().splitlines()]
-
-
 def test_a_wide_terminal_has_one_table_between_title_and_notes() -> None:
-    assert printed_table(SIMPLE, 80) == [
+    assert printed(to_rich(SIMPLE, 80), 80) == [
         "A table",
         "",
         "                 CIFAR-10,",
@@ -169,7 +154,7 @@ def test_a_wide_terminal_has_one_table_between_title_and_notes() -> None:
 
 
 def test_a_narrow_terminal_has_several_tables_whose_groups_stay_together() -> None:
-    lines = printed_table(SIMPLE, 40)
+    lines = printed(to_rich(SIMPLE, 40), 40)
     rows = [line.split() for line in lines if line.startswith(" FedAvg")]
     assert rows == [["FedAvg", "`pre`"], ["FedAvg", "49.39", "50.12", "±", "0.30", "7"]]
     assert max(map(len, lines)) <= 40
