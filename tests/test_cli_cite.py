@@ -36,7 +36,7 @@ REQUIRED = {
 
 def parse(text: str) -> dict[str, dict[str, str]]:
     """Return the fields of each entry by its key."""
-    text = re.sub(r"\n +(?!\w+ = \{)", " ", text)
+    text = re.sub(r"\n +(?! |\w+ = \{)", " ", text)
     found = re.findall(r"^@(\w+)\{([A-Za-z]\w*),\n((?:  \w+ = \{.*\},?\n)+)\}$", text, re.MULTILINE)
     assert len(found) == text.count("@"), "some entry has another form"
     entries = {key: dict(re.findall(r"^  (\w+) = \{(.*)\},?$", body, re.MULTILINE)) for _, key, body in found}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from paper.__main__ import FOLDER, TABLES, pages
 from paper.prototypes import embed, held_prototypes, silhouette
-from paper.tables import cost, ranking
+from paper.tables import cost, ranking, time_to_accuracy
 from tests.studies.small import Run, results_of, study_of
 
 from fedmate.studies.records import Records, command_of
