@@ -209,5 +209,12 @@ def test_the_commands_keys_and_check(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in found] == [
         ["ok", name] for name in ("superlink", "clock", "site", "state", "data")
     ]
-    for odd, code in ((["check", str(tmp_path / "no.toml")], 2), (["keys", "x"], 1), (["check"], 1)):
-        assert CliRunner().invoke(deploy, odd).exit_code == code
+    assert CliRunner().invoke(deploy, ["check", str(tmp_path / "no.toml")]).exit_code == 2
+    # Without an entry point that words it, a user's mistake is an exception.
+    for odd in (
+        ["keys", "x"],
+        ["check"],
+        ["check", "--superlink", "x", "--experiment", "y"],
+        ["check", "--root-certificates", "x"],
+    ):
+        assert isinstance(CliRunner().invoke(deploy, odd).exception, UserError)

@@ -65,6 +65,10 @@ def check(
 
     if site is None and superlink is None:
         raise UserError("`fedmate deploy check` has nothing to look at; give a site's file, `--superlink` or both.")
+    if site is None and experiment is not None:
+        raise UserError("`--experiment` is compared with a site's data; give the site's file, too.")
+    if superlink is None and root_certificates is not None:
+        raise UserError("`--root-certificates` is for a connection; give `--superlink`, too.")
     is_fine = True
     for point in check(site, superlink, root_certificates, experiment):
         typer.echo(one_line(f"{'ok  ' if point.is_fine else 'FAIL'} {point.name:<9}  {point.text}"))
