@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing import assert_close
 
+import fedmate.core.method as method_module
 from fedmate.backends.base import Round
 from fedmate.backends.vectorised import Vectorised
 from fedmate.core import (
@@ -27,7 +28,6 @@ from fedmate.core import (
     stack_clients,
     tree_map,
 )
-from fedmate.methods import fedavg
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Lab, MakeLab
@@ -178,6 +178,6 @@ def test_a_small_mistake_with_padding_shows_where_nothing_is_rounded(
 ) -> None:
     """`tf32` is the default, and means nothing on a CPU: what a GPU's rounding would hide must not pass there."""
     lab = make_lab("fedavg", "plain")
-    monkeypatch.setattr(fedavg, "num_samples", lambda data: num_samples(data) * 0 + len(data.y))
+    monkeypatch.setattr(method_module, "num_samples", lambda data: num_samples(data) * 0 + len(data.y))
     for precision in ("strict", "tf32", "bf16"):
         assert "padded clients" in (Vectorised.refusal(lab.method, lab.federation, precision) or "")
