@@ -77,11 +77,10 @@ def layer_of(start: Tree) -> nn.Linear:
 
 
 def step(layer: nn.Linear, loss: Tensor) -> None:
+    optimiser = torch.optim.SGD(layer.parameters(), 0.1)
+    optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for p in layer.parameters():
-            p -= 0.1 * p.grad
-    layer.zero_grad()
+    optimiser.step()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

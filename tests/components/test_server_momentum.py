@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.installed import installed_example
 from torch import nn
 from torch.testing import assert_close
 
 from fedmate.components.server_momentum import ServerMomentum
-from fedmate.core import Model, Setup, Training, Tree, make_key, stack
+from fedmate.core import Model, Setup, Training, Tree, stack
 from fedmate.methods import METHODS
 
 MOVING = [name for name in METHODS.names() if issubclass(METHODS[name], ServerMomentum)]
@@ -65,28 +64,3 @@ def test_a_part_that_did_not_cross_stays_and_keeps_its_velocity() -> None:
     for now, before in ((after, server), (after["velocity"], server["velocity"])):
         assert_close(now["extractor"], before["extractor"], rtol=0, atol=0)
         assert not torch.equal(now["classifier"]["bias"], before["classifier"]["bias"])
-
-
-@pytest.mark.parametrize(
-    ("sizes", "valid"), [((1, 2), (False, False)), ((0, 5), (True, False)), ((0, 0), (True, True))]
-)
-def test_if_nobody_counts_nothing_moves(sizes: tuple[int, int], valid: tuple[bool, bool]) -> None:
-    """Momentum alone must not carry a server away."""
-    found, params, server = start("fedavg", 0.9)
-    server = found.mix(server, stack([message(params, 5.0, 1), message(params, 7.0, 1)]), EVERYBODY)
-    sent = stack([message(params, float("nan"), sizes[0]), message(params, float("inf"), sizes[1])])
-    assert_close(found.mix(server, sent, torch.tensor(valid)), server, rtol=0, atol=0)
-
-
-def test_fedavg_with_it_is_the_guides_fedavgm() -> None:
-    ours = method("fedavg", 0.75)
-    params = ours.setup.model.init_params()
-    with installed_example():
-        theirs = METHODS["fedavgm"](setup=ours.setup, server_momentum=0.75)  # type: ignore[call-arg]
-    ends = [one.init_server(params, 2, make_key(0)) for one in (ours, theirs)]
-    for numbers in ((1.0, 4.0), (-1.0, 2.0), (0.5, 0.25)):
-        sent = stack([message(params, number, size) for number, size in zip(numbers, (3, 1), strict=True)])
-        ends = [
-            one.aggregate(end, sent, torch.arange(2), EVERYBODY) for one, end in zip((ours, theirs), ends, strict=True)
-        ]
-    assert_close(ends[0], ends[1], rtol=0, atol=1e-12)

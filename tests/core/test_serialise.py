@@ -57,18 +57,6 @@ def some(dtype: torch.dtype, *shape: int) -> Tensor:
 # -------------------- what goes in comes out
 
 
-def test_slices_of_one_storage_come_back_each_on_its_own() -> None:
-    base = torch.arange(10.0)
-    tree = {"first": base[:3], "second": base[3:7], "all": base, "overlap": base[2:5], "row": base.reshape(2, 5)[1]}
-    restored = back(tree)
-    assert same(restored, tree)
-    restored["all"].zero_()
-    assert same({"first": restored["first"]}, {"first": tree["first"]})
-    # A slice does not bring along the rest of what it is a slice of.
-    big = torch.zeros(100_000)
-    assert len(pack({"part": big[:10]}, {})) < 1000
-
-
 def test_the_same_tree_gives_the_same_bytes() -> None:
     def build() -> Tree:
         return {"b": {"y": torch.arange(5.0), "x": torch.ones(2, dtype=torch.int64)}, "a": torch.zeros(3)}

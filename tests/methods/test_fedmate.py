@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from scipy.spatial.distance import jensenshannon  # type: ignore[import-untyped]
 from tests.methods.small import TRAINING, run, sequences
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round
@@ -52,19 +54,11 @@ def make(**options: Any) -> FedMate:
 # -------------------- by hand
 
 
-class Descent:
-    """SGD with momentum and weight decay, written out."""
-
-    def __init__(self, tensors: list[Tensor], rate: float, settings: Training) -> None:
-        self.tensors, self.rate, self.settings = tensors, rate, settings
-        self.velocity = [torch.zeros_like(t) for t in tensors]
-
-    def step(self, loss: Tensor) -> None:
-        gradients = torch.autograd.grad(loss, self.tensors)
-        with torch.no_grad():
-            for t, v, g in zip(self.tensors, self.velocity, gradients, strict=True):
-                v.mul_(self.settings.momentum).add_(g + self.settings.weight_decay * t)
-                t.sub_(self.rate * v)
+def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step with torch's own optimiser."""
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
 
 
 def variables(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -102,8 +96,9 @@ class ByHand:
         rivals = {name: variables(tensors) for name, tensors in self.rivals[i].items()}
         own, z = means(theta).detach(), (x @ theta[0].T + theta[1]).detach()
         kappa = 1 - t / m.setup.rounds
-        steps = {name: Descent(r, m.discriminator_learning_rate, self.s) for name, r in rivals.items()}
-        descent = Descent(head, m.classifier_learning_rate, self.s)
+        sgd = partial(torch.optim.SGD, momentum=self.s.momentum, weight_decay=self.s.weight_decay)
+        descents = {name: sgd(r, m.discriminator_learning_rate) for name, r in rivals.items()}
+        descent = sgd(head, m.classifier_learning_rate)
 
         def logits(features: Tensor) -> Tensor:
             return features @ head[0].T + head[1]
@@ -116,20 +111,21 @@ class ByHand:
                     truth = whole @ self.phi[0].T + self.phi[1]
                     seen, mine, imitated = logits(shared), logits(own), logits(whole)
                 pr, cl = rivals["prototype"], rivals["classifier"]
-                steps["prototype"].step(-(probability(pr, seen).log() + (1 - probability(pr, mine)).log()).mean())
-                steps["classifier"].step(-(probability(cl, truth).log() + (1 - probability(cl, imitated)).log()).mean())
+                step(descents["prototype"], -(probability(pr, seen).log() + (1 - probability(pr, mine)).log()).mean())
+                loss = -(probability(cl, truth).log() + (1 - probability(cl, imitated)).log()).mean()
+                step(descents["classifier"], loss)
                 adversarial = -probability(pr, logits(own)).log().mean() - probability(cl, logits(whole)).log().mean()
-            proto = (logits(own).logsumexp(1) - logits(own)[range(len(held)), held]).mean()
-            plain = (logits(z).logsumexp(1) - logits(z)[range(len(y)), y]).mean()
-            descent.step(plain + m.fusion_weight * (proto + kappa * adversarial))
+            proto = functional.cross_entropy(logits(own), held)
+            plain = functional.cross_entropy(logits(z), y)
+            step(descent, plain + m.fusion_weight * (proto + kappa * adversarial))
 
-        descent = Descent(theta, self.s.learning_rate, self.s)
+        descent = sgd(theta, self.s.learning_rate)
         for _ in range(self.s.epochs):
             z = x @ theta[0].T + theta[1]
-            loss = (logits(z).logsumexp(1) - logits(z)[range(len(y)), y]).mean()
+            loss = functional.cross_entropy(logits(z), y)
             if self.prototypes is not None:
                 loss = loss + m.centre_weight * ((z - self.prototypes[y]) ** 2).sum() / z.numel()
-            descent.step(loss)
+            step(descent, loss)
         self.heads[i] = [t.detach() for t in head]
         self.rivals[i] = {name: [t.detach() for t in r] for name, r in rivals.items()}
         return [t.detach() for t in theta], means(theta).detach()
