@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,20 +59,9 @@ MOST_LINES = 350
 MAY_WRITE = "storage.py"
 MAY_MAKE_FOLDERS = ("storage.py", "experiment/record.py", "experiment/checkpoint.py")
 OS_WRITES = (
-    *(
-        "open",
-        "fdopen",
-        "write",
-        "pwrite",
-        "writev",
-        "sendfile",
-        "truncate",
-        "ftruncate",
-        "rename",
-        "renames",
-        "replace",
-    ),
-    *("link", "symlink", "unlink", "remove", "removedirs", "rmdir", "mkdir", "makedirs"),
+    *("open", "fdopen", "write", "pwrite", "writev", "sendfile", "truncate", "ftruncate"),
+    *("rename", "renames", "replace", "link", "symlink", "unlink", "remove", "removedirs"),
+    *("rmdir", "mkdir", "makedirs"),
 )
 """What of `os` changes files."""
 
@@ -190,24 +179,14 @@ def _may_write(call: ast.Call) -> bool:
     return any(not (isinstance(mode, ast.Constant) and {*str(mode.value)} <= {*"rbt:"}) for mode in modes)
 
 
-@pytest.mark.parametrize("path", SOURCES)
-def test_only_storage_writes_files(path: str) -> None:
-    assert unsafe_writes(path, SOURCES[path]) == []
-
-
 def test_storage_does_write() -> None:
     """Or the rule would look past everything."""
     assert len(unsafe_writes("elsewhere.py", SOURCES[MAY_WRITE])) > 10
 
 
-@pytest.mark.parametrize("path", SOURCES)
-def test_imports_follow_the_arrows(path: str) -> None:
-    assert wrong_arrows(path, SOURCES[path]) == []
-
-
-@pytest.mark.parametrize("path", SOURCES)
-def test_house_rules_hold(path: str) -> None:
-    assert broken_rules(path, SOURCES[path]) == []
+@pytest.mark.parametrize("check", [wrong_arrows, broken_rules, unsafe_writes])
+def test_rules_hold_in_every_file(check: Callable[[str, str], list[str]]) -> None:
+    assert {path: wrong for path, source in SOURCES.items() if (wrong := check(path, source))} == {}
 
 
 def test_the_areas_with_rules_exist() -> None:
@@ -219,45 +198,33 @@ def test_the_areas_with_rules_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "source"),
+    ("path", "source", "found"),
     [
-        ("core/tree.py", "import numpy"),
-        ("core/tree.py", "from fedmate.registry import Registry"),
-        ("core/tree.py", "def f():\n    import fedmate.backends.base"),
-        ("components/aggregation.py", "from fedmate.corelike import x"),
-        ("methods/fedavg.py", "from fedmate.backends import BACKENDS"),
-        ("backends/base.py", "from fedmate.experiment.record import Record"),
-        ("data/digits.py", "from fedmate.models import MODELS"),
-        ("report/page.py", "from fedmate.experiment.run import run"),
-        ("experiment/build.py", "from fedmate.flower.backend import Flower"),
-        ("experiment/run.py", "from fedmate import cli"),
-        ("storage.py", "import torch"),
+        ("core/tree.py", "import numpy", 1),
+        ("core/tree.py", "def f():\n    import fedmate.backends.base", 1),
+        ("components/aggregation.py", "from fedmate.corelike import x", 1),
+        ("methods/fedavg.py", "from fedmate.backends import BACKENDS", 1),
+        ("report/page.py", "from fedmate.experiment.run import run", 1),
+        ("experiment/build.py", "from fedmate.flower.backend import Flower", 1),
+        ("experiment/run.py", "from fedmate import cli", 1),
+        (
+            "core/tree.py",
+            "import math\nimport torch.func\nfrom fedmate.errors import UserError",
+            0,
+        ),
+        ("report/page.py", "from fedmate.experiment.record import Record\nfrom fedmate.report.tables import table", 0),
     ],
 )
-def test_a_wrong_import_is_found(path: str, source: str) -> None:
-    assert len(wrong_arrows(path, source)) == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("core/tree.py", "import math\nimport torch.func\nfrom torch import nn\nfrom fedmate.errors import UserError"),
-        ("methods/fedavg.py", "from fedmate.core import Tree\nfrom fedmate.components.aggregation import mix_by_size"),
-        ("report/page.py", "from fedmate.experiment.record import Record\nfrom fedmate.report.tables import table"),
-        ("experiment/run.py", "from fedmate.methods import METHODS\nfrom fedmate.backends import BACKENDS"),
-    ],
-)
-def test_a_right_import_is_not(path: str, source: str) -> None:
-    assert wrong_arrows(path, source) == []
+def test_wrong_imports_are_found_and_right_ones_are_not(path: str, source: str, found: int) -> None:
+    assert len(wrong_arrows(path, source)) == found
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        *("open('x', 'w')", "open('x', mode='ab')", "open('x', mode)", "path.open('w')", "io.open('x', 'w')"),
-        *("path.write_text('x')", "list(map(path.write_bytes, parts))", "path.replace('y')", "path.mkdir()"),
-        *("os.open(x, y)", "from os import replace", "import os as system", "import shutil"),
-        *("safetensors.torch.save_file(tensors, 'x')", "from torch import save", "np.save('x', array)"),
+        *("open('x', mode='ab')", "open('x', mode)", "path.open('w')", "io.open('x', 'w')", "os.open(x, y)"),
+        *("list(map(path.write_bytes, parts))", "path.replace('y')", "path.mkdir()", "from os import replace"),
+        *("import os as system", "import shutil", "from torch import save", "np.save('x', array)"),
     ],
 )
 def test_a_write_past_storage_is_found(source: str) -> None:
@@ -269,11 +236,8 @@ def test_a_write_past_storage_is_found(source: str) -> None:
     [
         ("storage.py", "import shutil\nos.open('x', 0)\npath.unlink()"),
         ("experiment/record.py", "folder.mkdir(exist_ok=True)"),
-        ("experiment/checkpoint.py", "(folder / 'clients').mkdir(parents=True)"),
         ("core/tree.py", "open('x')\nopen('x', 'rb')\npath.open()\npath.open('r')\nopen('wax')"),
-        ("core/tree.py", "'a'.replace('b', 'c')\nreplace(x, y=1)\nx._replace(y=1)\ndataclasses.replace(x, y=1)"),
-        ("core/tree.py", "from fedmate import storage\nstorage.write(path, b'')\nstorage.replace(path, b'')"),
-        ("core/tree.py", "from safetensors.torch import save\nsave(tensors)\nos.path.exists('x')\nfile.write('x')"),
+        ("core/tree.py", "'a'.replace('b', 'c')\nx._replace(y=1)\nstorage.write(path, b'')\nfile.write('x')"),
     ],
 )
 def test_reading_and_asking_storage_is_not(path: str, source: str) -> None:
@@ -281,31 +245,18 @@ def test_reading_and_asking_storage_is_not(path: str, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "source"),
+    ("path", "source", "found"),
     [
-        ("core/tree.py", "hasattr(x, 'y')"),
-        ("core/tree.py", "print('x')"),
-        ("experiment/run.py", "print('x')"),
-        ("core/tree.py", "from pickle import loads"),
-        ("experiment/run.py", "torch.load('x')"),
-        ("experiment/run.py", "from torch import load"),
-        ("core/tree.py", "\n" * (MOST_LINES + 1)),
-        ("methods/new.py", '"""A method."""'),
+        ("core/tree.py", "hasattr(x, 'y')", 1),
+        ("experiment/run.py", "print('x')", 1),
+        ("core/tree.py", "from pickle import loads", 1),
+        ("experiment/run.py", "torch.load('x')", 1),
+        ("experiment/run.py", "from torch import load", 1),
+        ("core/tree.py", "\n" * (MOST_LINES + 1), 1),
+        ("methods/new.py", '"""A method."""', 1),
+        ("cli.py", "import os\nhasattr(os, 'sched_getaffinity')\nprint('x')", 0),
+        ("methods/new.py", '"""A method.\n\nDeviations: none.\n"""', 0),
     ],
 )
-def test_a_broken_rule_is_found(path: str, source: str) -> None:
-    assert len(broken_rules(path, source)) == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("core/tree.py", "import os\nhasattr(os, 'sched_getaffinity')"),
-        ("cli.py", "print('x')"),
-        ("report/page.py", "print('x')"),
-        ("core/tree.py", "console.print('x')"),
-        ("methods/new.py", '"""A method.\n\nDeviations: none.\n"""'),
-    ],
-)
-def test_a_kept_rule_is_not(path: str, source: str) -> None:
-    assert broken_rules(path, source) == []
+def test_broken_rules_are_found(path: str, source: str, found: int) -> None:
+    assert len(broken_rules(path, source)) == found
