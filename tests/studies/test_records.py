@@ -26,14 +26,11 @@ def name(*settings: str) -> str:
     return run_name(resolve([parse_set(settings)]))
 
 
-@pytest.mark.parametrize("same", ["backend=vectorised", "device=cpu", "checkpoint_every=3", "chunk_size=2"])
-def test_where_and_how_a_run_is_run_is_no_part_of_its_name(same: str) -> None:
-    assert name(same) == name()
-
-
-@pytest.mark.parametrize("other", ["seed=1", "rounds=7", "dtype=float64", "partition.share=11", "training.epochs=2"])
-def test_options_that_matter_are(other: str) -> None:
-    assert name(other) != name()
+def test_a_name_holds_what_matters_and_not_where_a_run_is_run() -> None:
+    same = ("backend=vectorised", "device=cpu", "checkpoint_every=3", "chunk_size=2")
+    assert {name(), *map(name, same)} == {name()}
+    others = ("seed=1", "rounds=7", "dtype=float64", "partition.share=11", "training.epochs=2")
+    assert len({name(), *map(name, others)}) == 6
 
 
 def test_names_can_be_read_and_are_names_of_files() -> None:
@@ -85,13 +82,11 @@ def test_a_run_with_other_figures_is_not_replaced(tmp_path: Path) -> None:
     merged = ours.merge(theirs.folder)
     assert [len(kind) for kind in merged] == [2, 1, 1]
     assert ours.path.read_bytes().startswith(before)
-    for place in (theirs.path.parent, theirs.path):
-        assert not ours.merge(place).new
     with pytest.raises(UserError, match="holds no records"):
         ours.merge(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("line", ["{", "3", "{}", '{"format": 9}', '{"format": 1, "config": 3}'])
+@pytest.mark.parametrize("line", ["{", '{"format": 9}', '{"format": 1, "config": 3}'])
 def test_a_line_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
     records = Records(tmp_path, "mine")
     records.add(summaries(tmp_path)[:1])
@@ -127,16 +122,11 @@ def add(folder: Path, number: int) -> None:
 
 
 def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    for number in range(3):
+    for number in range(2):
         (tmp_path / str(number)).mkdir()
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=add, args=(tmp_path, number)) for number in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    assert len(Records(tmp_path, "mine").all()) == 3 * len(summaries(tmp_path))
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.starmap(add, [(tmp_path, number) for number in range(2)], chunksize=1)
+    assert len(Records(tmp_path, "mine").all()) == 2 * len(summaries(tmp_path))
 
 
 def test_a_claim_is_held_by_one(tmp_path: Path) -> None:

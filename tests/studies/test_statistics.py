@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.studies.small import STUDY, Run, results_of, study_of
 
-from fedmate.studies.statistics import Figure, Results, over_seeds, pareto_front
+from fedmate.studies.statistics import Figure, over_seeds, pareto_front
 from fedmate.studies.study import Choice
 
 
@@ -20,10 +20,6 @@ def ok(pre: float = 50.0, own: float = 60.0, partition: str = "ab" * 32) -> Run:
 
 
 DIVERGED = Run({"pre": (1.0, 2.0)}, diverged_in=3)
-
-
-def seeds_of(results: Results) -> list[int]:
-    return results.common_seeds(results.study.settings[0])
 
 
 def test_figures_over_seeds_by_hand() -> None:
@@ -59,8 +55,6 @@ def test_differences_from_published_figures_are_of_the_same_data_and_length(tmp_
     assert results.difference(method, replace(setting, stands_in_for="cinic10")) is None
     quick = results_of(study, {"s10/fedavg": [ok(50.004)]}, Choice(quick=True))
     assert quick.difference(method, setting) is None
-    level = results_of(study, {"s10/fedavg": [ok(49.3899)]})
-    assert str(level.difference(method, setting)) == "0.0"
 
 
 def test_paired_differences_are_of_the_same_partition(tmp_path: Path) -> None:
@@ -79,7 +73,6 @@ def test_paired_differences_are_of_the_same_partition(tmp_path: Path) -> None:
     [
         ([ok(), ok(), ok()], [ok(), ok()], [0, 1]),
         ([ok(), None, ok()], [ok(), ok(), ok()], [0, 2]),
-        ([ok(), ok()], [DIVERGED, ok()], [0, 1]),
         ([ok(), ok()], [DIVERGED, None], [0, 1]),
         ([ok(), ok(), ok()], [DIVERGED, ok(), None], [0, 1, 2]),
         ([ok(), None], [None, ok()], []),
@@ -89,7 +82,8 @@ def test_paired_differences_are_of_the_same_partition(tmp_path: Path) -> None:
 def test_common_seeds(
     tmp_path: Path, fedavg: Sequence[Run | None], local: Sequence[Run | None], common: list[int]
 ) -> None:
-    assert seeds_of(results_of(study_of(tmp_path), {"s10/fedavg": fedavg, "s10/local": local})) == common
+    results = results_of(study_of(tmp_path), {"s10/fedavg": fedavg, "s10/local": local})
+    assert results.common_seeds(results.study.settings[0]) == common
 
 
 def test_methods_with_every_seed_are_compared_once_more(tmp_path: Path) -> None:
@@ -111,12 +105,7 @@ def test_notes_name_what_is_missing(tmp_path: Path) -> None:
     text = STUDY.replace('view = "global"', 'view = "globl"') + "[methods.fedper]\nmethod.name = 'fedper'\n"
     results = results_of(
         study_of(tmp_path, text),
-        {
-            "s10/fedavg": [ok()],
-            "s70/fedavg": [ok()],
-            "s10/local": [ok(partition="other")],
-            "s70/local": [DIVERGED],
-        },
+        {"s10/fedavg": [ok()], "s70/fedavg": [ok()], "s10/local": [ok(partition="x")], "s70/local": [DIVERGED]},
     )
     assert results.notes() == [
         "no view `globl`, only pre, global: global",
@@ -134,7 +123,3 @@ def test_notes_name_stand_ins_and_quick_runs(tmp_path: Path) -> None:
     chosen, _ = study.with_data(Choice(), tmp_path)
     assert results_of(chosen, {}).notes()[:2] == ["s70: digits stands in for cinic10", "left out, data missing: s = 10"]
     assert results_of(study, {}, Choice(quick=True)).notes()[0].startswith("--quick: ")
-    validated = study_of(tmp_path, STUDY.replace("[base]", "[base]\nevaluate_on = 'validation'"))
-    assert results_of(validated, {}).notes()[0] == (
-        "validation samples that no client holds, not the test split: all methods"
-    )
