@@ -27,6 +27,7 @@ class Registry(Generic[Row]):
 
     def __init__(self, kind: str, rows: Mapping[str, str]) -> None:
         self.kind = kind
+        self.built_in = dict(rows)
         self._rows: dict[str, Row | str] = dict(rows)
 
     def names(self) -> list[str]:

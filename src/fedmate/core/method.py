@@ -166,6 +166,10 @@ class Method(ABC):
         """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
         return None
 
+    def prior_weight(self, is_global: bool) -> float:
+        """Return how much of the logarithm of a class distribution logits lack; 0 without prior calibration."""
+        return 0.0
+
     def own_adjustment(self, data: ClientData, is_global: bool) -> Tensor | None:
         """Return what is added to a model's logits on a test with the client's own distribution, or `None`.
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-import fedmate
+from fedmate import __version__
 from fedmate.backends.base import one_thread
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
@@ -76,7 +75,7 @@ def describe(run: TrainedRun, params: Tree, client: int | str, counts: Sequence[
         "dataset": experiment.dataset.name,
         "client": client,
         "round": run.round,
-        "fedmate": fedmate.__version__,
+        "fedmate": __version__,
     }
     model = method.setup.model
     architecture: dict[str, Any] = {"name": experiment.model.name, "options": dict(experiment.model.options)}
@@ -132,8 +131,6 @@ def _personal_params(restored: Restored, client: int, given: UserInputs) -> Tree
 
 def _tau(method: Method, client: int | str) -> float:
     """Return the weight of a model's prior calibration, 0 without; `client` as in `describe`."""
-    if not isinstance(method, Calibrated):
-        return 0.0
     return method.prior_weight(client == "global" or (method.is_global and client != "newcomer"))
 
 
