@@ -3,7 +3,6 @@
 case        one thing to measure: a method, a network, a number of clients, a runner
 suites      which cases belong together
 measure     run a case in a process of its own and time its rounds
-roofline    the least time that a round can take on a device
 tables      the results as tables and as a plot
 baselines   the same work done by a plain loop, JAX, Flower, pfl-research
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import tables
-from benchmarks.measure import Json, find_roofline, measure_case
+from benchmarks.measure import Json, measure_case
 from benchmarks.suites import SUITES, make_suite
 from fedmate import storage
 from fedmate.errors import UserError
@@ -60,10 +60,9 @@ def measure(asked: argparse.Namespace) -> Json:
     """Measure cases; the file grows with them, so that results stay if the command is stopped."""
     device, settings = decide_device(asked.device), parse_set(asked.set or []).values
     cases = make_suite(asked.suite, device, asked.method or (), asked.backend or (), asked.precision or (), settings)
-    about, peaks = tables.describe(device, asked.repeat), find_roofline(device, asked.limit)
-    results: Json = {"about": about, "roofline": peaks._asdict() if peaks else None, "rows": []}
+    results: Json = {"about": tables.describe(device, asked.repeat), "rows": []}
     for number, case in enumerate(cases, 1):
-        row = measure_case(case, asked.repeat, asked.limit, peaks)
+        row = measure_case(case, asked.repeat, asked.limit)
         results["rows"].append(row)
         found = f"{row['derived']['ms_per_round']:.4g} ms" if row["timing"] else row["error"]
         print(f"{number}/{len(cases)} {case.title}, {case.precision}: {found}", file=sys.stderr, flush=True)

@@ -68,11 +68,6 @@ class Case:
         return self.clients * self.samples * self.epochs
 
     @property
-    def steps(self) -> int:
-        """The steps in which the extractors of all clients are trained in a round."""
-        return self.clients * self.epochs * -(-self.samples // self.batch_size)
-
-    @property
     def work(self) -> Case:
         """The work alone: cases with the same work can be compared, whatever their runner and precision."""
         return dataclasses.replace(self, runner=AUTO, precision="strict")

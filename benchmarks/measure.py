@@ -1,6 +1,7 @@
-"""Measuring in a process of its own: it reads a request from standard input and prints the answer, both as JSON.
+"""Timing rounds: some to warm up, then some that count.
 
-Memory is counted by process, and a case that crashes or takes too long ends nothing else.
+Each case is measured in a process of its own, which reads a request from standard input and prints the answer, both as
+JSON: memory is counted by process, and a case that crashes or takes too long ends nothing else.
 """
 
 from __future__ import annotations
@@ -8,22 +9,153 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any, TypeAlias
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
 
 import torch
 
 from benchmarks.baselines import BASELINES
-from benchmarks.case import Case
-from benchmarks.roofline import Roofline, measure_roofline
-from benchmarks.runner import BackendRunner, Timing, time_rounds
+from benchmarks.case import AUTO, Case, make_federation, make_method, make_randomness
+from fedmate.backends import BACKENDS
+from fedmate.backends.base import Round
 from fedmate.errors import UserError
+from fedmate.experiment.build import decide_backend
 
 Json: TypeAlias = dict[str, Any]
+
+WARM_UP = 3
+"""Rounds before those that count: the first compiles, the second is captured, the third replayed."""
+
+ENOUGH = 60.0
+"""Seconds after which a CPU, which captures nothing, stops warming up."""
+
+FEWEST, LONGEST = 3, 30.0
+"""At least this many of the rounds asked for are timed; no more once they have taken this many seconds."""
+
+
+class Runner(ABC):
+    """Runs the rounds of a case, one after the other.
+
+    Attributes:
+        name: the back end or the baseline.
+        notes: what a reader of the timing should know.
+    """
+
+    name: str
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.device = case, torch.device(case.device)
+
+    @abstractmethod
+    def run_round(self, number: int) -> None:
+        """Run a round; the device may still be at work when this returns."""
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        wait_for(self.device)
+
+    def peak_bytes(self) -> int | None:
+        """Return the peak memory: of tensors on a GPU, of the process on a CPU; `None` if unknown."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_resident()
+
+
+@final
+@dataclass(frozen=True)
+class Timing:
+    """How long a case took.
+
+    Attributes:
+        ran_by: the back end or the baseline.
+        cold_s: seconds to set up and run the first round, with everything that is compiled or captured then.
+        rounds_ms: milliseconds of each round that counts.
+        cpu_ms: CPU milliseconds of each, over all threads.
+        peak_bytes: peak memory: of tensors on a GPU, of the process on a CPU.
+        notes: what a reader of the timing should know.
+    """
+
+    ran_by: str
+    cold_s: float
+    rounds_ms: tuple[float, ...]
+    cpu_ms: tuple[float, ...]
+    peak_bytes: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def milliseconds(self) -> float:
+        """The median."""
+        return statistics.median(self.rounds_ms)
+
+
+@final
+class BackendRunner(Runner):
+    """A back end of fedmate with all clients in each round, not evaluated."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        method, federation, key = make_method(case), make_federation(case), make_randomness(case)
+        self.name = decide_backend(method, federation) if case.runner == AUTO else case.runner
+        backend = BACKENDS[self.name]
+        reason = backend.refusal(method, federation, case.precision)
+        if reason is not None:
+            raise UserError(f"`{self.name}` cannot run `{case.network}`: {reason}.")
+        self._backend = backend(method, federation, key, precision=case.precision)
+        self._server = method.init_server(method.setup.model.init_params(), case.clients, key)
+
+    def run_round(self, number: int) -> None:
+        """Run a round."""
+        task = Round(number, tuple(range(self.case.clients)), evaluate=False)
+        self._server = self._backend.run_round(self._server, task).server
+        self.notes = tuple(self._backend.warnings)
+
+
+def time_rounds(case: Case, make: Callable[[Case], Runner], repeat: int) -> Timing:
+    """Warm up, then time `repeat` rounds, fewer if they take long."""
+    start = time.perf_counter()
+    runner = make(case)
+    runner.run_round(0)
+    runner.wait()
+    cold, number = time.perf_counter() - start, 1
+    while number < WARM_UP and (case.device != "cpu" or time.perf_counter() - start < ENOUGH):
+        runner.run_round(number)
+        number += 1
+    runner.wait()
+    walls: list[float] = []
+    cpus: list[float] = []
+    while len(walls) < repeat and (len(walls) < FEWEST or sum(walls) < 1e3 * LONGEST):
+        wall, cpu = time.perf_counter(), time.process_time()
+        runner.run_round(number + len(walls))
+        runner.wait()
+        walls.append(1e3 * (time.perf_counter() - wall))
+        cpus.append(1e3 * (time.process_time() - cpu))
+    return Timing(runner.name, cold, tuple(walls), tuple(cpus), runner.peak_bytes(), runner.notes)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has finished its work; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_resident() -> int | None:
+    """Return the peak memory of this process in bytes, or `None` where the system does not report it."""
+    if sys.platform == "linux":
+        # The `ru_maxrss` of a child process includes memory of its parent.
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def ask(request: Json, limit: float) -> Json:
@@ -47,32 +179,21 @@ def ask(request: Json, limit: float) -> Json:
     return answer
 
 
-def measure_case(case: Case, repeat: int, limit: float, roofline: Roofline | None) -> Json:
+def measure_case(case: Case, repeat: int, limit: float) -> Json:
     """Return the row of a case: `case`, `timing` and `derived`, or an `error` in a few words."""
     answer = ask({"case": asdict(case), "repeat": repeat}, limit)
     row: Json = {"case": asdict(case), "timing": answer.get("timing"), "error": answer.get("error")}
     if row["timing"]:
         milliseconds = Timing(**row["timing"]).milliseconds
-        floor = roofline.floor_ms(case) if roofline else None
         row["derived"] = {
             "ms_per_round": milliseconds,
             "samples_per_s": 1e3 * case.training_samples / milliseconds,
-            "floor_ms": floor,
-            "share_of_roofline": floor and floor / milliseconds,
         }
     return row
 
 
-def find_roofline(device: str, limit: float) -> Roofline | None:
-    """Measure the peaks of a device; `None` if that fails."""
-    answer = ask({"roofline": device}, limit)
-    return None if "error" in answer else Roofline(**answer)
-
-
 def respond(request: Json) -> Json:
-    """Measure a case, or the peaks of a device."""
-    if "roofline" in request:
-        return measure_roofline(torch.device(request["roofline"]))._asdict()
+    """Measure a case."""
     try:
         case, repeat = Case(**request["case"]), request["repeat"]
         if case.runner not in BASELINES:
@@ -90,10 +211,6 @@ def explain(error: Exception) -> str:
     return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
 
 
-def main(lines: Iterable[str]) -> None:
-    """Print the answer to a request on the last line."""
-    print("\n" + json.dumps(respond(json.loads("".join(lines)))), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.stdin)
+    # On a line of its own, the last.
+    print("\n" + json.dumps(respond(json.load(sys.stdin))), flush=True)

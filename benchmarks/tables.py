@@ -1,4 +1,4 @@
-"""Results as tables and as a plot. Results are what `--out` writes: `about`, `roofline` and a row for each case."""
+"""Results as tables and as a plot. Results are what `--out` writes: `about` and a row for each case."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ BUSY = 0.4
 """The load of a core above which other processes disturb the timing."""
 
 PROPERTIES = [field.name for field in fields(Case) if field.name != "runner"]
-MEASURES = ("ms/round", "spread", "samples/s", "CPU ms", "first s", "peak MB", "roofline", "x plain")
+MEASURES = ("ms/round", "spread", "samples/s", "CPU ms", "first s", "peak MB", "x plain")
 
 LEGEND = (
     "ms/round: the median; spread: slowest less fastest, of the median; CPU ms: of all threads together.",
     "samples/s: clients x samples x epochs, the samples that extractors are trained on; other passes are not counted.",
     "first s: to set up and run the first round. peak MB: of tensors on a GPU, of the process on a CPU.",
-    "roofline: the least time that the training steps can take at the measured peaks, by the time taken.",
     "x plain: how many times faster than a plain PyTorch loop of the same precision, median to median.",
 )
 
@@ -104,9 +103,6 @@ def summary(results: Json) -> list[str]:
     ]
     if (about["load"] or 0) > BUSY * hardware["cores"]:
         lines.append(f"Note: other processes ran when it began (load {about['load']:.1f}): figures are off.")
-    if results["roofline"]:
-        peaks = (f"{name} {peak / 1e12:.3g}" for name, peak in results["roofline"]["operations_per_s"].items())
-        lines.append(f"measured peaks: {', '.join(peaks)} TFLOP/s; {results['roofline']['bytes_per_s'] / 1e9:.3g} GB/s")
     same = [f"{name} {rows[0]['case'][name]}" for name in PROPERTIES if rows and name not in _varied(rows)]
     return [*lines, ", ".join(same)]
 
@@ -148,7 +144,7 @@ def _measures(rows: Sequence[Json], row: Json) -> list[str]:
     if not timing:
         return ["-", *[""] * (len(MEASURES) - 1)]
     walls, derived = timing["rounds_ms"], row["derived"]
-    median, share, plain = derived["ms_per_round"], derived["share_of_roofline"], _plain_ms(rows, row)
+    median, plain = derived["ms_per_round"], _plain_ms(rows, row)
     return [
         _number(median),
         f"{100 * (max(walls) - min(walls)) / median:.0f} %",
@@ -156,7 +152,6 @@ def _measures(rows: Sequence[Json], row: Json) -> list[str]:
         _number(statistics.median(timing["cpu_ms"])),
         f"{timing['cold_s']:.1f}",
         "" if timing["peak_bytes"] is None else f"{timing['peak_bytes'] / 2**20:,.0f}",
-        "" if share is None else f"{100 * share:.1f} %",
         "" if plain is None else f"{plain / median:.2f}",
     ]
 

@@ -15,7 +15,7 @@ from benchmarks.case import Case
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
-    from benchmarks.runner import Timing
+    from benchmarks.measure import Timing
 
 CHAINS = ("animals_cnn", "cifar100_cnn", "cifar_cnn", "digits_cnn", "emnist_cnn", "mlp")
 """Networks that are one layer after the other."""

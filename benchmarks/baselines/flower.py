@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +22,7 @@ from torch import Tensor
 
 from benchmarks.baselines.plain_loop import PlainFedAvg, copy_into
 from benchmarks.case import Case
-from benchmarks.processes import marked, with_mark
-from benchmarks.runner import Timing
+from benchmarks.measure import Timing
 from fedmate.backends.sequential import available_cores
 from fedmate.errors import UserError
 from fedmate.flower.environment import QUIET
@@ -31,6 +32,9 @@ WARM_UP = 2
 
 TIMEOUT = 300.0
 """Seconds to wait for a round."""
+
+MARK = "FEDMATE_FLOWER"
+"""The variable of the environment that marks the processes of a simulation, so that their use is counted."""
 
 
 class Usage(NamedTuple):
@@ -172,3 +176,22 @@ def usage() -> Usage:
             lines = (process / "status").read_text(errors="replace").splitlines()
             peak += 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     return Usage(seconds, peak)
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    """Mark the processes that start from now on."""
+    os.environ[MARK] = secrets.token_hex(8)
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+
+
+def with_mark() -> Iterator[Path]:
+    """Yield the folders below `/proc` of the other marked processes; there are none without `/proc`."""
+    entry = f"{MARK}={os.environ[MARK]}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(folder.name) != os.getpid() and entry in (folder / "environ").read_bytes().split(b"\0"):
+                yield folder

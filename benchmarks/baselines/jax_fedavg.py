@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 from torch import Tensor, nn
 
 from benchmarks.case import Case, make_federation, make_method
-from benchmarks.runner import Runner, Timing, time_rounds
+from benchmarks.measure import Runner, Timing, time_rounds
 from fedmate.core import Source, Training
 
 Array: TypeAlias = Any

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from benchmarks.baselines.plain_loop import Held, PlainLoop
 from benchmarks.case import ROUNDS, Case
-from benchmarks.runner import Timing, time_rounds
+from benchmarks.measure import Timing, time_rounds
 
 
 class Learner(nn.Module):

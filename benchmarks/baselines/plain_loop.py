@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.case import Case, make_federation, make_method
-from benchmarks.runner import Runner, Timing, time_rounds
+from benchmarks.measure import Runner, Timing, time_rounds
 from fedmate.backends.precision import arithmetic
 from fedmate.core import Augmentation, ClientData, Setup, Source
 from fedmate.methods.fedrep import FedRep

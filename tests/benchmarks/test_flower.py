@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -33,20 +28,6 @@ def test_the_first_round_and_the_last_do_not_count() -> None:
     }
 
 
-def test_processes_are_counted_with_those_that_they_have_started() -> None:
-    burn = "import time\nwhile time.process_time() < 0.3: pass"
-    parent = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {burn!r}]); print(); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            # The system counts in ticks of a hundredth of a second, and rounds each of four numbers down.
-            assert 0.26 <= flower.processor_seconds([process.pid]) < 3
-        finally:
-            process.kill()
-    assert flower.processor_seconds([process.pid]) == 0
-
-
 # -------------------- parts
 
 
@@ -65,41 +46,6 @@ def test_rounds_of_a_run_are_timed(tmp_path: Path) -> None:
     flower.timed([*settings(), "seed=1"], "sequential", tmp_path / "other")
     with pytest.raises(RuntimeError, match=r"^other and run gave different numbers$"):
         flower.check_same(tmp_path / "other", tmp_path / "run")
-
-
-class Stand:
-    """Stands for a federation: its run is over when it begins, and carries a thousand bytes at each look."""
-
-    def __init__(self, status: int) -> None:
-        self.status, self.looks = status, 0
-
-    @property
-    def gate(self) -> Any:
-        self.looks += 1
-        return SimpleNamespace(crossings=[(b"0" * 400, b"0" * 600)] * self.looks)
-
-    def alive(self) -> list[int]:
-        return []
-
-    def run(self, name: str, app: Path, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-        assert config["experiment"] == "digits"
-        if not self.status:
-            flower.timed(config["set"].split(), "sequential", Path(config["out"]))
-        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({self.status})"])
-
-    def log(self, name: str) -> str:
-        return f"what {name} said"
-
-
-def test_a_deployment_is_watched_from_outside(tmp_path: Path) -> None:
-    row = flower.deployed(cast(Any, Stand(0)), settings(), tmp_path / "run", 4)
-    assert len(row["seconds_of_rounds"]) == 2
-    # Two rounds with three messages, each with the 13,056 + 650 parameters there and back, and a count of samples.
-    assert row["bytes_per_message"] == 2000 / 6
-    assert row["client_cpu_seconds_per_message"] == 0
-    assert row["array_bytes_per_message"] == 2 * 4 * (13_056 + 650) + 8
-    with pytest.raises(RuntimeError, match=r"^what failed said$"):
-        flower.deployed(cast(Any, Stand(1)), settings(), tmp_path / "failed", 4)
 
 
 def test_a_message_is_weighed_against_the_ledger(tmp_path: Path) -> None:
