@@ -32,11 +32,11 @@ def make(name: str = "fedavg", **options: object) -> Calibrated:
 
 def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
     data = samples([0, 0, 0, 1])
-    method = make(calibration=1.0, absent_share=0.01)
+    method = make(calibration=0.5, absent_share=0.01)
     found, own = method.adjustment(data), method.own_adjustment(data, is_global=False)
     assert found is not None
     assert own is not None
-    assert_close(found, torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
+    assert_close(found, 0.5 * torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
     assert own.tolist() == [*found[:2].tolist(), BARRIER, BARRIER]
 
 

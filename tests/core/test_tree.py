@@ -15,6 +15,7 @@ from fedmate.core.tree import (
     all_finite,
     flatten,
     num_bytes,
+    select,
     tree_map,
     unflatten,
     weighted_mean,
@@ -70,6 +71,10 @@ class TestStructure:
         doubled = tree_map(lambda leaf: leaf + leaf, tree)
         assert_identical(flatten(tree), before)
         assert_identical(doubled, unflatten({path: leaf + leaf for path, leaf in before.items()}))
+
+    def test_select_takes_what_exists_in_the_trees_order(self) -> None:
+        tree: Tree = {"b": torch.zeros(1), "a": {"x": torch.ones(1)}, "c": torch.zeros(2)}
+        assert list(select(tree, ["c", "missing", "x", "b"])) == ["b", "c"]
 
 
 class TestWhere:
