@@ -43,8 +43,6 @@ def make_parser() -> argparse.ArgumentParser:
 def run(words: list[str]) -> None:
     """Do what the options say, or raise `UserError`."""
     asked = make_parser().parse_args(words)
-    if asked.repeat < 1 or not asked.limit > 0:
-        raise UserError("`--repeat` and `--limit` must be positive.")
     if asked.plot is not None:
         check_plot(asked.plot)
         check_new(asked.plot)

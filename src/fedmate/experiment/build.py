@@ -131,7 +131,7 @@ def decide_backend(method: Method, federation: Federation) -> str:
     """Choose a back end by a fixed rule made from measurements: a result must not depend on timing.
 
     A GPU wants all clients at once. On a CPU that pays only while a step is so small that starting its operations
-    takes longer than computing them: `benchmarks/loop_or_vmap.py`.
+    takes longer than computing them (`docs/backends.md` has the figures).
     """
     on_gpu = federation.test.y.device.type == "cuda"
     return "vectorised" if on_gpu or flops_per_step(method, federation) <= VMAP_FLOPS_PER_STEP else "sequential"
