@@ -15,6 +15,7 @@ from fedmate.core.data import (
     class_means,
     client_data,
     pad,
+    stack_clients,
 )
 from fedmate.core.random import make_key
 
@@ -49,6 +50,9 @@ class TestPad:
 class TestFilled:
     """How many samples are surely real is known without reading a mask, and never overstated."""
 
+    def test_of_a_stack(self) -> None:
+        assert stack_clients([make_data(n) for n in (6, 2, 4)]).filled == 2
+
     @settings(max_examples=40)
     @given(samples=st.integers(1, 30), padding=st.integers(0, 12), batch_size=st.integers(1, 11))
     def test_of_batches(self, samples: int, padding: int, batch_size: int) -> None:
@@ -73,6 +77,10 @@ class TestClassMeans:
 
 
 class TestBatches:
+    def test_every_pass_has_an_order_of_its_own(self) -> None:
+        first, second = batches(make_data(20), 20, 2, make_key(0))
+        assert first.ids.tolist() != second.ids.tolist()
+
     @settings(max_examples=40)
     @given(
         samples=st.integers(1, 25), batch_size=st.integers(1, 30), epochs=st.integers(0, 3), seed=st.integers(0, 10**6)

@@ -52,7 +52,6 @@ class TestOptions:
         ("values", "sentence"),
         [
             ({"rate": 1}, "`section.rate` is 1; set it to a finite number at least 0 and below 1."),
-            ({"rate": -0.5}, "`section.rate` is -0.5; set it to a finite number at least 0 and below 1."),
             ({"count": 0}, "`section.count` is 0; set it to a finite number at least 1."),
             ({"free": math.nan}, "`section.free` is nan; set it to a finite number."),
             ({"count": 0, "rate": 7}, "`section.rate` is 7; set it to a finite number at least 0 and below 1."),

@@ -36,12 +36,8 @@ def check(key: str, value: Any) -> Any:
     [
         ("whole", -3, -3),
         ("whole", np.int64(3), 3),
-        ("real", 0.5, 0.5),
         ("real", 2, 2.0),
-        ("flag", True, True),
-        ("word", "3", "3"),
         ("cap", "none", None),
-        ("choice", "float64", "float64"),
         ("names", ["a", "b"], ("a", "b")),
         ("numbers", [2, 0.5, 10**400], (2.0, 0.5, math.inf)),
     ],
