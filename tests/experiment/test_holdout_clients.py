@@ -13,9 +13,6 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedmate.api import load, run
-from fedmate.backends import BACKENDS
-from fedmate.core import make_key
 from fedmate.data.arrays import Pool
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build
@@ -28,7 +25,6 @@ from fedmate.progress import RunProgress
 from fedmate.report.tables import unseen_clients
 
 CLASSES, FEATURES = 3, 4
-IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
     "eval_every": 2,
@@ -65,9 +61,6 @@ def carry_out(built: Built, folder: Path) -> Record:
     return Record(folder)
 
 
-# The choice.
-
-
 @pytest.mark.parametrize(
     ("share", "clients", "away"),
     [(0.0, 5, 0), (0.4, 5, 2), (0.29, 10, 2), (1 - 1e-12, 5, 4)],
@@ -84,26 +77,6 @@ def test_a_share_too_small_is_refused_with_one_that_is_not() -> None:
     assert str(caught.value).startswith(start)
     enough = float(str(caught.value).removeprefix(start).split(",")[0])
     assert len(made(holdout_clients=enough, partition__clients=3).federation.held_out_clients) == 1
-
-
-# Training.
-
-
-@pytest.mark.parametrize("backend", IN_PROCESS)
-def test_they_change_nothing_in_the_record_of_the_others(tmp_path: Path, backend: str) -> None:
-    met, unmet = made(method="fedmate", backend=backend), made(method="fedmate", backend=backend)
-    alone = unmet.federation._replace(held_out_clients=())
-    key = make_key(unmet.experiment.general.seed)
-    unmet = unmet._replace(federation=alone, backend=BACKENDS[backend](unmet.method, alone, key))
-    one, other = carry_out(met, tmp_path / "met"), carry_out(unmet, tmp_path / "unmet")
-    assert one.rounds == other.rounds
-    for row, expected in zip(one.metrics, other.metrics, strict=True):
-        assert all(row[key] == expected[key] for key in ("round", "accuracy", "loss", "bytes"))
-    figures = {key: value for key, value in one.summary.items() if key not in ("seconds", "newcomers")}
-    assert figures == {key: value for key, value in other.summary.items() if key != "seconds"}
-
-
-# The record.
 
 
 def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
@@ -130,21 +103,10 @@ def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
     assert ["fedavg", *(f"{value:.2f}" for value in figures)] in lines
 
 
-# When training diverges.
-
-
 def test_a_run_that_diverges_at_once_lists_them_without_figures(tmp_path: Path) -> None:
-    mine = given()
     with pytest.raises(DivergedError):
-        run(
-            method="fedavg",
-            set=SETTINGS | {"training.learning_rate": 1e300, "training.epochs": 3, "dtype": "float64"},
-            data=mine.data,
-            model=mine.module,
-            classifier="head",
-            out=tmp_path / "run",
-        )
-    record = load(tmp_path / "run")
+        carry_out(made(training__learning_rate=1e300, training__epochs=3, dtype="float64"), tmp_path / "run")
+    record = Record(tmp_path / "run")
     assert record.summary["diverged_in_round"] == 1
     met = record.summary["newcomers"]
     assert (met["clients"], met["accuracy"]) == (2, {"before": None, "after": None})

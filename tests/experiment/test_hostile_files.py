@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import fedmate
-from fedmate import cli
 from fedmate.data import npz
 from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, load_file, resolve
@@ -43,19 +42,15 @@ def stopped(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["rounds.csv", "summary.json.new", "checkpoint/lock", "diagnostics"])
 def test_resume_does_not_follow_links(stopped: Path, tmp_path: Path, name: str) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    target = victim if name == "diagnostics" else victim / "authorized_keys"
-    if target != victim:
-        target.write_bytes(b"mine\n")
+    folder, file = tmp_path / "victim", tmp_path / "victim" / "authorized_keys"
+    folder.mkdir()
+    file.write_bytes(b"mine\n")
     (stopped / name).unlink(missing_ok=True)
-    (stopped / name).symlink_to(target)
+    (stopped / name).symlink_to(folder if name == "diagnostics" else file)
     with pytest.raises(UserError) as caught:
         fedmate.run(resume=stopped)
     assert str(caught.value).startswith(f"`{stopped / name}` is a link; replace it by the file or folder it names")
-    assert {path.name: path.read_bytes() for path in victim.iterdir()} == (
-        {} if target == victim else {"authorized_keys": b"mine\n"}
-    )
+    assert [path.read_bytes() for path in folder.iterdir()] == [b"mine\n"]
 
 
 def test_resume_does_not_follow_a_link_to_another_run(stopped: Path, tmp_path: Path) -> None:
@@ -114,25 +109,19 @@ WRONG_SUMMARIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", WRONG_SUMMARIES)
-def test_a_summary_that_makes_no_sense(
-    finished: Path, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_that_makes_no_sense(finished: Path, tmp_path: Path, case: str) -> None:
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / "summary.json"
     summary = json.loads(path.read_bytes())
     WRONG_SUMMARIES[case](summary)
     path.write_text(json.dumps(summary), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["fedmate", "run", "--resume", str(tmp_path / "run")])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    assert "summary.json` cannot be read" in capsys.readouterr().err.replace("\n", " ")
+    with pytest.raises(UserError, match=r"summary\.json` cannot be read"):
+        _ = Record(tmp_path / "run").summary
 
 
-@pytest.mark.parametrize("row", ["1,0,1.0,1.0" + ",7" * 40, "1"])
-def test_a_table_whose_rows_have_another_length(finished: Path, tmp_path: Path, row: str) -> None:
+def test_a_table_whose_rows_have_another_length(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / "rounds.csv"
-    path.write_text(path.read_text(encoding="utf-8") + row + "\n", encoding="utf-8")
+    path.write_text(path.read_text(encoding="utf-8") + "1\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"rounds\.csv` cannot be read \(row 4 has another length than the first\)"):
         _ = Record(tmp_path / "run").rounds

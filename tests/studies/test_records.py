@@ -13,7 +13,7 @@ from tests.studies.small import Run, study_of, summary_of
 from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.experiment.config import parse_set, resolve
-from fedmate.studies.records import Records, RunSummary, command_of, name_of, run_name
+from fedmate.studies.records import Records, RunSummary, name_of, run_name
 from fedmate.studies.study import Choice
 
 
@@ -47,13 +47,6 @@ def test_an_option_at_its_default_is_the_same_as_none() -> None:
     assert name_of(shorter) == name_of(config)
     assert name_of({**config, "method": {**config["method"], "server_momentum": 0}}) == name_of(config)
     assert name_of({**config, "method": {**config["method"], "server_momentum": 0.5}}) != name_of(config)
-
-
-def test_the_command_has_what_differs_from_defaults() -> None:
-    config = tomllib.loads(resolve([parse_set(["method.name=fedavg", "rounds=7", "partition.share=11"])]).to_toml())
-    words = command_of(config).split()
-    assert words[:6] == ["fedmate", "run", "--dataset", "digits", "--method", "fedavg"]
-    assert words[6:] == ["--set", "rounds=7", "--set", "partition.share=11.0"]
 
 
 def test_records_are_added_once_and_found_by_name(tmp_path: Path) -> None:

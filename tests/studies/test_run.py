@@ -21,13 +21,12 @@ FOUR = ["s10/fedavg", "s10/local", "s70/fedavg", "s70/local"]
 
 
 class Listener(Watcher):
-    def __init__(self, observer: Observer | None = None) -> None:
-        self.observer = observer or RunProgress(None)
+    def __init__(self) -> None:
         self.begun, self.done, self.failures = list[str](), list[str](), dict[str, str]()
 
     def started(self, run: str) -> Observer:
         self.begun.append(run)
-        return self.observer
+        return RunProgress(None)
 
     def ended(self, run: str, seconds: float) -> None:
         self.done.append(run)
@@ -36,19 +35,8 @@ class Listener(Watcher):
         self.failures[run] = reason
 
 
-class StopAfterOneRound(RunProgress):
-    """A user who presses Ctrl-C."""
-
-    def round_done(self, done: int, primary: float | None) -> None:
-        raise KeyboardInterrupt
-
-
 def work_of(study: Study, folder: Path) -> Work:
     return Work(study.runs(Choice()), Records(folder / "out", "small"), UserInputs())
-
-
-def outcomes(work: Work) -> dict[str, object]:
-    return {one.name: one.outcome() for one in work.records.all()}
 
 
 def test_each_run_is_run_once_and_never_again(tmp_path: Path) -> None:
@@ -67,30 +55,6 @@ def test_each_run_is_run_once_and_never_again(tmp_path: Path) -> None:
     assert [sum(client) for client in found.content["holdings"]] == [20, 20, 20]
     assert len(found.content["losses"]["before"]) == 2
     assert found.content["command"].startswith("fedmate run --dataset digits --method fedavg")
-
-
-def test_an_interrupted_run_continues(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    whole, torn = work_of(study, tmp_path / "a"), work_of(study, tmp_path / "b")
-    run_all(whole, Listener())
-    with pytest.raises(KeyboardInterrupt):
-        run_all(torn, Listener(StopAfterOneRound(None)))
-    assert len(torn.left()) == 4
-    metrics = torn.records.run_folder(torn.runs[0].name) / "metrics.jsonl"
-    (first,) = metrics.read_text().splitlines()
-    run_all(torn, Listener())
-    assert metrics.read_text().splitlines()[0] == first
-    assert outcomes(whole) == outcomes(torn)
-
-
-def test_a_run_that_fails_is_reported_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    text = STUDY.replace("[methods.fedavg]", "[methods.fedavg]\npartition.examples = 100000")
-    work, listener = work_of(study_of(tmp_path, text), tmp_path), Listener()
-    run_all(work, listener)
-    assert set(listener.failures) == {"s10/fedavg", "s70/fedavg"}
-    assert "examples" in listener.failures["s10/fedavg"]
-    assert "s10/local" in listener.done
-    assert {one.method.key for one in work.left()} == {"fedavg"}
 
 
 def test_an_error_of_the_program_is_one_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,16 +88,6 @@ def test_a_diverged_run_is_finished(tmp_path: Path) -> None:
     run_all(work._replace(runs=work.runs[:1]), Listener())
     (found,) = work.records.all()
     assert (found.diverged_in, found.accuracy("pre", "own")) == (1, None)
-
-
-def test_several_processes_share_the_runs(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    alone, shared, listener = work_of(study, tmp_path / "a"), work_of(study, tmp_path / "b"), Listener()
-    run_all(alone, Listener())
-    run_and_wait(shared, listener, 2)
-    assert sorted(listener.begun) == sorted(listener.done) == FOUR
-    assert not listener.failures
-    assert outcomes(alone) == outcomes(shared)
 
 
 def test_a_method_whose_file_has_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,12 +114,3 @@ def test_notes_name_what_is_missing(tmp_path: Path) -> None:
         "diverged in round 3, seed 0: local (s70)",
         "s10, seed 0: methods had different samples",
     ]
-
-
-def test_notes_name_stand_ins_and_quick_runs(tmp_path: Path) -> None:
-    text = STUDY.replace("[settings.s70]", "[settings.s70]\ndataset.name = 'cinic10'\nstand_ins = [{name = 'digits'}]")
-    text = text.replace("[settings.s10]", "[settings.s10]\ndataset.name = 'cifar10'")
-    study = study_of(tmp_path, text)
-    chosen, _ = study.with_data(Choice(), tmp_path)
-    assert results_of(chosen, {}).notes()[:2] == ["s70: digits stands in for cinic10", "left out, data missing: s = 10"]
-    assert results_of(study, {}, Choice(quick=True)).notes()[0].startswith("--quick: ")

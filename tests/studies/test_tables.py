@@ -10,7 +10,7 @@ from tests.studies.small import STUDY, Run, results_of, study_of
 from fedmate.studies.output import folder_name, save
 from fedmate.studies.statistics import Results
 from fedmate.studies.study import Choice
-from fedmate.studies.tables import accuracy, differences, tables, to_frame, tradeoff, views
+from fedmate.studies.tables import accuracy, differences, tables, to_frame
 
 
 def run(pre: float, own: float, diverged_in: int | None = None) -> Run:
@@ -45,14 +45,6 @@ def test_accuracy_beside_published_figures(results: Results) -> None:
     assert "published in: Table 7" in sheet.notes
 
 
-def test_every_view_with_both_tests(results: Results) -> None:
-    sheet = views(results, results.settings[0])
-    assert sheet.head == ["method", *["`pre`", "`post`", "`global`"] * 2]
-    balanced, own = "51.00 ± 1.41", "60.50 ± 0.71"
-    assert sheet.rows[0] == ["FedAvg / global", balanced, "-", balanced, own, "-", own]
-    assert sheet.bold == {(0, 1), (0, 3), (1, 2)}
-
-
 def test_differences_from_the_reference(tmp_path: Path) -> None:
     study = study_of(tmp_path, STUDY.replace("[methods.local]", '[methods.local]\nview = "pre"'))
     found = results_of(study, {"s10/fedavg": [run(50.0, 60.0), run(52.0, 61.0)], "s10/local": [run(40.0, 70.0)] * 2})
@@ -64,16 +56,6 @@ def test_differences_from_the_reference(tmp_path: Path) -> None:
     ]
     assert other.rows[1] == ["FedAvg", "`pre`", "", "", ""]
     assert not differences(results_of(study_of(tmp_path, STUDY.replace('reference = "local"', "")), {}))
-
-
-def test_tradeoff_and_its_front(results: Results) -> None:
-    (group,) = results.comparable(results.settings[0])
-    sheet = tradeoff(group, results.settings[0])
-    assert sheet.rows == [
-        ["FedAvg", "`pre`", "51.00 ± 1.00", "60.50 ± 0.50", "2", "yes"],
-        ["global", "`global`", "51.00 ± 1.00", "60.50 ± 0.50", "2", "yes"],
-    ]
-    assert "left out, no figures: local" in sheet.notes
 
 
 def test_the_long_form_has_every_figure_once(results: Results) -> None:
