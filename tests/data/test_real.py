@@ -41,13 +41,6 @@ def content(name: str) -> Arrays:
     return dataset.read(found)
 
 
-def counts(name: str) -> tuple[list[int], list[int]]:
-    train, test, names = content(name)[:3]
-    assert test is not None
-    first, second = (np.bincount(part.y, minlength=len(names)).tolist() for part in (train, test))
-    return first, second
-
-
 @pytest.mark.parametrize(
     ("name", "train", "test", "shape"),
     [
@@ -57,26 +50,23 @@ def counts(name: str) -> tuple[list[int], list[int]]:
         ("mnist", list(MNIST_COUNTS[0]), list(MNIST_COUNTS[1]), (1, 28, 28)),
     ],
 )
-def test_there_are_as_many_of_each_class_as_published(
+def test_there_are_as_many_of_each_class_as_published_with_the_published_mean(
     name: str, train: list[int], test: list[int], shape: tuple[int, ...]
 ) -> None:
-    assert counts(name) == (train, test)
-    assert content(name).train.x.shape == (sum(train), *shape)
-    assert len(content(name).class_names) == len(train)
+    data = content(name)
+    assert data.test is not None
+    found = [np.bincount(y, minlength=len(data.class_names)).tolist() for y in (data.train.y, data.test.y)]
+    assert found == [train, test]
+    assert data.train.x.shape == (sum(train), *shape)
+    if name != "fashion_mnist":
+        # Its constants are those of MNIST.
+        np.testing.assert_allclose(data.train.x.mean((0, 2, 3)), made(name).normalisation.mean, atol=0.3)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
-def test_the_constants_are_the_means_of_the_channels(name: str) -> None:
-    mean = content(name).train.x.mean((0, 2, 3))
-    np.testing.assert_allclose(mean, made(name).normalisation.mean, atol=0.3)
-
-
-def test_ships_are_in_blue_and_frogs_are_not() -> None:
+def test_ships_are_blue_and_frogs_are_not() -> None:
     """Were the channels exchanged, or the names, this would not be so."""
     for name, blue, other in (("cifar10", "ship", "frog"), ("cifar100", "sea", "lion")):
         data = content(name)
-        means = {
-            word: data.train.x[data.train.y == data.class_names.index(word)].mean((0, 2, 3)) for word in (blue, other)
-        }
-        assert means[blue][2] > means[blue][0]
-        assert means[other][2] < means[other][0]
+        ids = [data.class_names.index(word) for word in (blue, other)]
+        means = [data.train.x[data.train.y == k].mean((0, 2, 3)) for k in ids]
+        assert [bool(mean[2] > mean[0]) for mean in means] == [True, False]
