@@ -109,8 +109,8 @@ def test_three_steps_by_hand(kinds: dict[str, Kind]) -> None:
             between = (share * by_global[known] + (1 - share) * on_global[known]).requires_grad_()
             (slopes,) = torch.autograd.grad(cl(between).sum(), between, create_graph=True)
             loss_cl = fake.mean() - real.mean() + 10 * ((slopes.norm(dim=1) - 1) ** 2).mean()
-        for name, rival_loss in (("prototype", loss_pr), ("classifier", loss_cl)):
-            descend(optimisers[name], rival_loss)
+        for name, its_loss in (("prototype", loss_pr), ("classifier", loss_cl)):
+            descend(optimisers[name], its_loss)
 
         fooled = cl(head(k.prototypes[known]))
         second = -fooled.sigmoid().log() if kinds["classifier"] == "bce" else -fooled

@@ -54,7 +54,6 @@ class TestOptions:
             ({"rate": 1}, "`section.rate` is 1; set it to a finite number at least 0 and below 1."),
             ({"count": 0}, "`section.count` is 0; set it to a finite number at least 1."),
             ({"free": math.nan}, "`section.free` is nan; set it to a finite number."),
-            ({"count": 0, "rate": 7}, "`section.rate` is 7; set it to a finite number at least 0 and below 1."),
         ],
     )
     def test_bad_values_are_named(self, values: dict[str, Any], sentence: str) -> None:

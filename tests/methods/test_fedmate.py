@@ -80,7 +80,9 @@ class ByHand:
         self.data, self.m, self.s = data, m, m.setup.training
         self.theta, self.phi = list(params["extractor"].values()), list(params["classifier"].values())
         self.heads = [[t.clone() for t in self.phi] for _ in data]
-        self.rivals = [{name: [t.clone() for t in leaves(d)] for name, d in pair.items()} for pair in discriminators]
+        self.adversaries = [
+            {name: [t.clone() for t in leaves(d)] for name, d in pair.items()} for pair in discriminators
+        ]
         self.prototypes: Tensor | None = None
         self.weights = np.zeros((2, 3))
 
@@ -93,11 +95,11 @@ class ByHand:
             return torch.stack([(x[y == k] @ theta[0].T + theta[1]).mean(0) for k in held])
 
         theta, head = variables(self.theta), variables(self.heads[i])
-        rivals = {name: variables(tensors) for name, tensors in self.rivals[i].items()}
+        adversaries = {name: variables(tensors) for name, tensors in self.adversaries[i].items()}
         own, z = means(theta).detach(), (x @ theta[0].T + theta[1]).detach()
         kappa = 1 - t / m.setup.rounds
         sgd = partial(torch.optim.SGD, momentum=self.s.momentum, weight_decay=self.s.weight_decay)
-        descents = {name: sgd(r, m.discriminator_learning_rate) for name, r in rivals.items()}
+        descents = {name: sgd(r, m.discriminator_learning_rate) for name, r in adversaries.items()}
         descent = sgd(head, m.classifier_learning_rate)
 
         def logits(features: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ class ByHand:
                 with torch.no_grad():
                     truth = whole @ self.phi[0].T + self.phi[1]
                     seen, mine, imitated = logits(shared), logits(own), logits(whole)
-                pr, cl = rivals["prototype"], rivals["classifier"]
+                pr, cl = adversaries["prototype"], adversaries["classifier"]
                 step(descents["prototype"], -(probability(pr, seen).log() + (1 - probability(pr, mine)).log()).mean())
                 loss = -(probability(cl, truth).log() + (1 - probability(cl, imitated)).log()).mean()
                 step(descents["classifier"], loss)
@@ -127,7 +129,7 @@ class ByHand:
                 loss = loss + m.centre_weight * ((z - self.prototypes[y]) ** 2).sum() / z.numel()
             step(descent, loss)
         self.heads[i] = [t.detach() for t in head]
-        self.rivals[i] = {name: [t.detach() for t in r] for name, r in rivals.items()}
+        self.adversaries[i] = {name: [t.detach() for t in r] for name, r in adversaries.items()}
         return [t.detach() for t in theta], means(theta).detach()
 
     def round(self, t: int) -> None:
@@ -192,9 +194,9 @@ def test_three_rounds_by_hand() -> None:
         )
         assert_close(server["prototypes"], hand.prototypes, rtol=0, atol=1e-10)
         assert_close(server["diagnostics"]["weights"], torch.from_numpy(hand.weights), rtol=0, atol=1e-10)
-        for client, head, rivals in zip(backend.clients, hand.heads, hand.rivals, strict=True):
+        for client, head, adversaries in zip(backend.clients, hand.heads, hand.adversaries, strict=True):
             assert_close(list(leaves(client["classifier"])), head, rtol=0, atol=1e-10)
-            for name, expected in rivals.items():
+            for name, expected in adversaries.items():
                 assert_close(list(leaves(client["discriminators"][name])), expected, rtol=0, atol=1e-10)
 
 

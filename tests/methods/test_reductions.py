@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from tests.methods.small import CLIENTS, normed, run
@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from fedmate.core import BufferPolicy, Method, select
 from fedmate.methods import METHODS
 
-buffer_policies = pytest.mark.parametrize("buffers", ["shared", "private", "dropped"])
+POLICIES: tuple[BufferPolicy, ...] = get_args(BufferPolicy)
 
 
 class Reduction(NamedTuple):
@@ -40,17 +40,21 @@ REDUCTIONS = [
     Reduction("fedrod", {"balanced": False}, "fedavg", ("global",)),
     Reduction("moon", {"contrastive_weight": 0.0}, "fedavg", inside="previous_model"),
 ]
+# Statistics are shared even when no layer is.
+CASES = [
+    (case, policy)
+    for case in REDUCTIONS
+    for policy in POLICIES
+    if (case[1], policy) != ({"personal_layers": 7}, "shared")
+]
 
 
 def make(name: str, buffers: BufferPolicy, **options: Any) -> Method:
     return METHODS[name](setup=normed(buffers), **options)
 
 
-@buffer_policies
-@pytest.mark.parametrize("case", REDUCTIONS, ids=lambda case: f"{case.ours}-{case.theirs}")
+@pytest.mark.parametrize(("case", "buffers"), CASES)
 def test_it_is_the_other_method(case: Reduction, buffers: BufferPolicy) -> None:
-    if case.ours == "fedper" and case.theirs == "local" and buffers == "shared":
-        pytest.skip("statistics are shared even when no layer is")
     ours, mine = run(make(case.ours, buffers, **case.options))
     theirs, other = run(make(case.theirs, buffers))
     for client, reference in zip(ours.clients, theirs.clients, strict=True):
@@ -61,7 +65,7 @@ def test_it_is_the_other_method(case: Reduction, buffers: BufferPolicy) -> None:
         assert_close([a.views[view] for view in case.views], [b.views[view] for view in case.views], rtol=0, atol=0)
 
 
-@buffer_policies
+@pytest.mark.parametrize("buffers", POLICIES)
 def test_fedavg_with_one_client_is_local_training(buffers: BufferPolicy) -> None:
     average, ours = run(make("fedavg", buffers), CLIENTS[:1], [(0,)] * 3)
     local, theirs = run(make("local", buffers), CLIENTS[:1], [(0,)] * 3)
