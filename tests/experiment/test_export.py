@@ -18,7 +18,7 @@ from fedmate.core import Tree
 from fedmate.core.layers import BufferPolicy
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.build import build
+from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel
@@ -26,8 +26,7 @@ from fedmate.experiment.prepare import new_runs, stored_experiment
 from fedmate.experiment.record import Record
 from fedmate.experiment.request import Request
 from fedmate.experiment.restore import Restored
-from fedmate.experiment.run import run
-from fedmate.progress import RunProgress
+from fedmate.experiment.run import Observer, run
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
@@ -145,12 +144,17 @@ def test_a_network_and_data_from_python_are_asked_for(tmp_path: Path) -> None:
 # Runs that are not finished.
 
 
-class Stop(RunProgress):
+class Stop(Observer):
     """Interrupts a run after some rounds."""
 
     def __init__(self, after: int) -> None:
-        super().__init__(None)
         self.after = after
+
+    def started(self, built: Built, done: int) -> None:
+        pass
+
+    def warned(self, sentence: str) -> None:
+        pass
 
     def round_done(self, done: int, primary: float | None) -> None:
         if done == self.after:

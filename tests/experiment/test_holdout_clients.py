@@ -93,10 +93,10 @@ def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
         for view in ("before", "after"):
             expected = last["newcomers"][view]["balanced"]["clients"][i - 3] if i >= 3 else None
             assert row[f"{view}_balanced"] == expected
-    table = unseen_clients([record.summary])
-    assert table is not None
+    shown = unseen_clients([record.summary])
+    assert shown is not None
     file = io.StringIO()
-    Console(file=file, width=100).print(table, highlight=False)
+    Console(file=file, width=100).print(shown, highlight=False)
     accuracy = record.summary["newcomers"]["accuracy"]
     figures = [accuracy[view][test]["mean"] for test in ("balanced", "own") for view in ("before", "after")]
     lines = [line.split() for line in file.getvalue().splitlines()]
