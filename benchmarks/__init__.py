@@ -2,7 +2,7 @@
 
 case        one thing to measure: a method, a network, a number of clients, a runner
 suites      which cases belong together
-measure     run a case in a process of its own and time its rounds
+measure     time the rounds of a case in a process of its own
 tables      the results as tables and as a plot
 baselines   the same work done by a plain loop, JAX, Flower, pfl-research
 

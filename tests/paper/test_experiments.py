@@ -75,14 +75,6 @@ def test_a_calibrated_row_differs_from_another_in_that_alone() -> None:
         assert replace(one, method=other.method) == other
 
 
-def test_fedmate_plus_is_reached_step_by_step() -> None:
-    """The rows of `beyond` between FedMate and FedMate+ add its defaults one by one."""
-    rows = ("rate", "still", "plus")
-    rate, still, plus = (runs_of("beyond")[f"cifar10_s10/{row}"].experiment.method.options for row in rows)
-    assert {key for key in plus if rate[key] != still[key]} == {"calibration", "classifier_start"}
-    assert {key for key in plus if still[key] != plus[key]} == {"server_momentum"}
-
-
 # ---- the protocol ----
 
 
