@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from torch import Tensor
 
 from fedmate.catalogue import TABLES, catalogue
+from fedmate.core import Tree, Wire
 from fedmate.core.options import options_of
 from fedmate.costs import costs_of
 from fedmate.errors import UserError
 from fedmate.experiment.config import tuned_on
 from fedmate.methods import METHODS
+from fedmate.methods.fedavg import FedAvg
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +43,28 @@ def test_a_method_is_described_with_its_options_their_defaults_and_presets(metho
     assert f"tuned (on {', '.join(tuned_on(name))})" in methods[start + 2 + len(options_of(cls))]
 
 
-OTHERS = """
-from fedmate.core import Wire
-from fedmate.methods.fedavg import FedAvg
-
 class Heads(FedAvg):
-    def wire(self, round_number):
+    def wire(self, round_number: int) -> Wire:
         return Wire(frozenset({"classifier"}), frozenset({"classifier", "num_samples"}))
-    def init_client(self, params, key):
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
         return params
 
-class Broken(FedAvg):
-    def wire(self, round_number):
-        raise RuntimeError("no\\nidea")
 
-def function():
-    pass
-"""
-"""A module of another package: a good method, one that raises, and one that is no class."""
+class Broken(FedAvg):
+    def wire(self, round_number: int) -> Wire:
+        raise RuntimeError("no\nidea")
 
 
 def test_methods_of_other_packages_are_asked_too_and_cannot_break_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: list[str]
+    monkeypatch: pytest.MonkeyPatch, methods: list[str]
 ) -> None:
-    (tmp_path / "more_methods.py").write_text(OTHERS)
-    info = tmp_path / "more_methods-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-methods\nVersion: 1.0\n")
-    points = (
-        "[fedmate.methods]",
-        *(f"{name} = more_methods:{name}" for name in ("Heads", "Broken", "function", "Gone")),
-    )
-    (info / "entry_points.txt").write_text("\n".join(points))
-    monkeypatch.syspath_prepend(tmp_path)
+    for cls in (Heads, Broken):
+        monkeypatch.setitem(METHODS._rows, cls.__name__, cls)
     lines = list(catalogue("methods"))
     after = {line.split()[0]: lines[i : i + 2] for i, line in enumerate(lines)}
     assert after["Heads"][1] == "      shares classifier; keeps extractor; 1,290 numbers down, 1,290 up"
     assert after["Broken"][1] == "      its costs are unknown: it raised RuntimeError('no\\nidea')"
-    assert "`function` is <function function" in after["function"][0]
-    assert "`Gone` of the entry point `more_methods:Gone` cannot be loaded" in after["Gone"][0]
     assert set(methods) <= set(lines)
 
 

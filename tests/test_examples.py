@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 import fedmate
 from fedmate.catalogue import catalogue
-from fedmate.core import Method, Model, Setup, Training, Tree, make_key, stack
+from fedmate.core import Model, Setup, Training, make_key, stack, tree_map
 from fedmate.methods import METHODS
 
 SOURCE = (EXAMPLES / "new_method.py").read_text()
@@ -34,18 +34,6 @@ def installed() -> Iterator[None]:
         yield
 
 
-def blocks(language: str) -> list[str]:
-    """Return the guide's blocks of code in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", GUIDE, flags=re.DOTALL)
-
-
-def upload(method: Method, number: float, size: int) -> Tree:
-    """Return a client's message in which every number of the model is the same."""
-    params = method.setup.model.init_params()
-    parts = {part: {name: torch.full_like(leaf, number) for name, leaf in params[part].items()} for part in params}
-    return {**parts, "num_samples": torch.tensor(size)}
-
-
 def test_it_is_as_short_as_promised_and_uses_public_names_only() -> None:
     assert len(SOURCE.splitlines()) < 60
     for node in ast.walk(ast.parse(SOURCE)):
@@ -55,16 +43,13 @@ def test_it_is_as_short_as_promised_and_uses_public_names_only() -> None:
 
 
 def test_the_guide_shows_the_files_as_they_are() -> None:
-    said = [line.strip() for block in blocks("python") for line in block.splitlines() if line.strip()]
-    body = SOURCE[SOURCE.index("class FedAvgM") :]
-    assert said == [line.strip() for line in body.splitlines() if line.strip()]
-    assert [tomllib.loads(block) for block in blocks("toml")] == [tomllib.loads(PROJECT)]
+    code, project = (re.findall(rf"```{kind}\n(.*?)```", GUIDE, flags=re.DOTALL) for kind in ("python", "toml"))
+    assert "".join(code).split() == SOURCE[SOURCE.index("class FedAvgM") :].split()
+    assert [tomllib.loads(block) for block in project] == [tomllib.loads(PROJECT)]
 
 
 def test_the_guide_names_tests_and_files_that_exist() -> None:
-    contract = "\n".join(
-        path.read_text() for path in sorted((EXAMPLES.parent / "tests" / "contract").glob("test_*.py"))
-    )
+    contract = "\n".join(path.read_text() for path in (EXAMPLES.parent / "tests" / "contract").glob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", GUIDE))
     assert len(named) > 5
     assert not [name for name in named if f"def {name}(" not in contract]
@@ -86,7 +71,8 @@ def test_the_server_keeps_a_share_of_its_last_move() -> None:
     params = method.setup.model.init_params()
     server, w, v = method.init_server(params, 2, make_key(0)), params["classifier"]["bias"].numpy(), np.zeros(2)
     for numbers, sizes in (((1.0, 4.0), (2, 1)), ((-1.0, 2.0), (1, 3))):
-        uploads = stack([upload(method, *one) for one in zip(numbers, sizes, strict=True)])
+        parts = [tree_map(lambda leaf, number=number: torch.full_like(leaf, number), params) for number in numbers]
+        uploads = {**stack(parts), "num_samples": torch.tensor(sizes)}
         server = method.aggregate(server, uploads, torch.arange(2), torch.ones(2, dtype=torch.bool))
         mean = np.dot(numbers, sizes) / sum(sizes)
         v = 0.75 * v + (mean - w)

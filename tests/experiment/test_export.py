@@ -48,28 +48,18 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def raw_digits(folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the test split of a run on digits as the data set has it: pixels are whole numbers."""
-    test = build(stored_experiment(folder)).federation.test
-    pixels = np.rint(test.x.cpu().numpy().astype(np.float64) * 6.017 + 4.884)
-    assert set(np.unique(pixels)) == set(range(17))
-    return pixels, test.y.cpu().numpy()
-
-
 def balanced(model: PortableModel, x: NDArray[Any], y: NDArray[Any]) -> float:
     """Return the accuracy averaged over classes, in percent."""
     labels = model.predict(x).labels
     return 100 * float(np.mean([(labels[y == k] == k).mean() for k in np.unique(y)]))
 
 
-# The same model.
-
-
 @pytest.mark.parametrize("method", ["fedbabu", "fedmate", "local"])
 def test_a_model_is_as_good_as_the_record_says(tmp_path: Path, method: str) -> None:
     folder = tmp_path / "run"
     fedmate.run(method=method, set=SETTINGS, out=folder)
-    x, y = raw_digits(folder)
+    test = build(stored_experiment(folder)).federation.test
+    x, y = np.rint(test.x.numpy() * 6.017 + 4.884), test.y.numpy()
     rows = [row for row in Record(folder).clients if not row["newcomer"]]
     found = [balanced(export_model(folder, client), x, y) for client in range(4)]
     assert found == pytest.approx([row["pre_balanced"] for row in rows], abs=1e-9)
@@ -81,9 +71,6 @@ def test_a_model_is_as_good_as_the_record_says(tmp_path: Path, method: str) -> N
             export_model(folder, None)
     else:
         assert balanced(export_model(folder, None), x, y) == pytest.approx(rows[0]["global_balanced"], abs=1e-9)
-
-
-# Networks and data from Python.
 
 
 def network() -> nn.Module:
@@ -139,9 +126,6 @@ def test_a_network_and_data_from_python_are_asked_for(tmp_path: Path) -> None:
     model, split = fedmate.export(folder, client=1, model=network(), data=pool()), pool().arrays.test
     assert split is not None
     assert balanced(model, *split) == pytest.approx(record.clients[1]["pre_balanced"], abs=1e-9)
-
-
-# Runs that are not finished.
 
 
 class Stop(Observer):

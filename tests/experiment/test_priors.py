@@ -152,8 +152,6 @@ def test_descriptions_that_make_no_sense(tmp_path: Path, value: Any) -> None:
     assert "its description is not fedmate's" in refused(lambda: load_model(path, make().module))
 
 
-# Models of runs.
-
 SETTINGS = {
     "rounds": 2,
     "backend": "sequential",

@@ -81,7 +81,7 @@ def results_of(study: Study, given: Mapping[str, Sequence[Run | None]], choice: 
 
 def summary_of(run: StudyRun, one: Run) -> RunSummary:
     accuracy = {
-        view: None if figures is None else {test: {"mean": figures[i]} for i, test in enumerate(TESTS)}
+        view: figures and {test: {"mean": figure} for test, figure in zip(TESTS, figures, strict=True)}
         for view, figures in one.accuracy.items()
     }
     curve = [

@@ -91,9 +91,6 @@ def found(records: Records, name: str) -> RunSummary:
     return one
 
 
-# -------------------- trials
-
-
 def test_trials_have_the_experiments_own_settings_and_then_others_inside_the_ranges(done: Done) -> None:
     search, trials, records = done
     assert trials[0].settings == {"training.learning_rate": 0.01, "method.classifier_learning_rate": 0.1}
@@ -109,7 +106,6 @@ def test_trials_have_the_experiments_own_settings_and_then_others_inside_the_ran
         assert config["training"]["learning_rate"] == trial.settings["training.learning_rate"]
         assert (config["partition"]["share"], config["seed"]) == (70, 100)
         assert (config["evaluate_on"], config["eval_every"]) == ("validation", config["rounds"])
-
     # A score is the mean over runs of the primary view on the balanced test.
     for trial in trials:
         figures = [found(records, name).summary["accuracy"]["pre"]["balanced"]["mean"] for name in trial.runs]
@@ -158,9 +154,6 @@ def test_the_best_is_first_and_a_trial_that_diverged_is_last() -> None:
         ranked(trials[1:2])
 
 
-# -------------------- runs and settings
-
-
 def test_seeds_and_shares_of_runs(data: Path) -> None:
     def runs(*settings: str, **asked: int | Sequence[float]) -> list[str | None]:
         search = Search.of(request_of("fedavg", data, *settings), **asked)  # type: ignore[arg-type]
@@ -202,9 +195,6 @@ def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(m
 def test_ranges_hold_the_experiments_own_value(method: str, setting: str, expected: tuple[float, ...]) -> None:
     space = space_of(compose(Request(None, [method], "cifar10", parse_set([setting])))[0])
     assert space[-1][1:] == expected
-
-
-# -------------------- results
 
 
 def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, data: Path, tmp_path: Path) -> None:
