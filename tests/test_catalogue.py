@@ -43,7 +43,7 @@ def test_a_method_is_described_with_its_options_their_defaults_and_presets(metho
     assert f"tuned (on {', '.join(tuned_on(name))})" in methods[start + 2 + len(options_of(cls))]
 
 
-class Heads(FedAvg):
+class Heads(FedAvg):  # type: ignore[misc]
     def wire(self, round_number: int) -> Wire:
         return Wire(frozenset({"classifier"}), frozenset({"classifier", "num_samples"}))
 
@@ -51,7 +51,7 @@ class Heads(FedAvg):
         return params
 
 
-class Broken(FedAvg):
+class Broken(FedAvg):  # type: ignore[misc]
     def wire(self, round_number: int) -> Wire:
         raise RuntimeError("no\nidea")
 
