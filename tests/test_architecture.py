@@ -26,16 +26,21 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "methods": ("methods", "components", "core", "registry", "errors"),
     "backends": ("backends", "core", "registry", "errors"),
     "flower": (
-        *("flower", "backends", "core", "data", "experiment", "progress", "report"),
-        *("storage", "errors", "__version__"),
+        "flower",
+        "backends",
+        "core",
+        "data",
+        "experiment",
+        "progress",
+        "report",
+        "storage",
+        "errors",
+        "__version__",
     ),
     "data": ("data", "core", "registry", "storage", "errors"),
     "models": ("models", "core", "registry", "errors"),
     "report": ("report", "experiment.record", "errors"),
-    "studies": (
-        *("studies", "experiment", "report", "core", "data", "methods"),
-        *("registry", "storage", "errors"),
-    ),
+    "studies": ("studies", "experiment", "report", "core", "data", "methods", "registry", "storage", "errors"),
     "experiment": (
         *("experiment", "backends", "components", "core", "data", "methods", "models"),
         *("registry", "storage", "errors", "__version__"),
@@ -241,12 +246,8 @@ def test_no_area_depends_on_itself_through_others() -> None:
 
 
 def test_every_area_has_a_row() -> None:
-    assert {area(path) for path in SOURCES} - {"__init__", "__main__"} == set(ARROWS)
-
-
-def test_the_areas_with_rules_exist() -> None:
     """A renamed sub-package would otherwise leave its rules behind unnoticed."""
-    assert {*ARROWS, *THIRD_PARTIES} <= {area(path) for path in SOURCES}
+    assert {area(path) for path in SOURCES} - {"__init__", "__main__"} == {*ARROWS, *THIRD_PARTIES}
 
 
 # -------------------- the checks can fail
@@ -262,11 +263,7 @@ def test_the_areas_with_rules_exist() -> None:
         ("report/page.py", "from fedmate.experiment.run import run", 1),
         ("experiment/build.py", "from fedmate.flower.backend import Flower", 1),
         ("experiment/run.py", "from fedmate import cli", 1),
-        (
-            "core/tree.py",
-            "import math\nimport torch.func\nfrom fedmate.errors import UserError",
-            0,
-        ),
+        ("core/tree.py", "import math\nimport torch.func\nfrom fedmate.errors import UserError", 0),
         ("report/page.py", "from fedmate.experiment.record import Record\nfrom fedmate.report.tables import table", 0),
     ],
 )

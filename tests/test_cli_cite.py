@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests import test_cli
-from tests.test_cli import SMALL, Fedmate, refuse
+from tests.test_cli import Fedmate, refuse
 
 import fedmate
 from fedmate.citations import ADDITIONS, entries_of
@@ -58,8 +58,6 @@ def write_run(folder: Path, method: str = "fedavg", dataset: str = "digits", **e
 
 fedmate_ = test_cli.fedmate_
 
-# -------------------- the references
-
 
 def test_everything_that_was_published_has_a_reference() -> None:
     assert {what for what, bibtex in REFERENCES.items() if not bibtex} == WITHOUT
@@ -75,12 +73,10 @@ def test_a_reference_is_one_valid_entry(what: str) -> None:
     assert all(fields.values())
 
 
-# -------------------- the command
-
-
 def test_a_comparison_and_a_run_are_cited_with_everything_once(fedmate_: Fedmate, tmp_path: Path) -> None:
-    quick = (*SMALL, "--set", "rounds=1", "--set", "backend=sequential")
-    assert fedmate_("run", "--method", "fedrep", "--method", "local", *quick, "--out", "both").status == 0
+    for method in ("fedrep", "local"):
+        write_run(tmp_path / "both" / method, method, fedmate=fedmate.__version__)
+    (tmp_path / "both" / "comparison.json").write_text(json.dumps({"runs": ["fedrep", "local"]}))
     write_run(tmp_path / "other", "fedmate", "cifar10", fedmate=fedmate.__version__)
     answer = fedmate_("cite", "both", "other", tmp_path / "both" / "fedrep")
     assert (answer.status, answer.err) == (0, "")
@@ -113,8 +109,6 @@ def test_the_versions_are_those_that_made_the_runs(fedmate_: Fedmate, tmp_path: 
     assert parse(fedmate_("cite", bare, same, old).out)["fedmate_software"]["note"] == "Version 0.0.9, 0.0.8, 0.0.10"
     assert "note" not in parse(fedmate_("cite", bare).out)["fedmate_software"]
 
-
-# -------------------- what bad input gets
 
 DAMAGED = {
     "no folder": (None, "`run` holds no record: it does not exist"),

@@ -185,16 +185,9 @@ def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(m
         assert spread(space, number).items() >= spread(fedavg, number).items()
 
 
-@pytest.mark.parametrize(
-    ("method", "setting", "expected"),
-    [
-        ("fedavg", "training.learning_rate=1", (1, 0.2, 5, 1)),
-        ("fedbabu", "seed=0", (None, 0.001, 0.1, 0.02)),
-    ],
-)
-def test_ranges_hold_the_experiments_own_value(method: str, setting: str, expected: tuple[float, ...]) -> None:
-    space = space_of(compose(Request(None, [method], "cifar10", parse_set([setting])))[0])
-    assert space[-1][1:] == expected
+def test_ranges_hold_the_experiments_own_value() -> None:
+    space = space_of(compose(Request(None, ["fedavg"], "cifar10", parse_set(["training.learning_rate=1"])))[0])
+    assert space[-1][1:] == (1, 0.2, 5, 1)
 
 
 def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, data: Path, tmp_path: Path) -> None:
