@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import fedmate
 from fedmate import cli
 from fedmate.catalogue import catalogue
 
@@ -118,25 +117,6 @@ def test_several_methods_print_one_table_and_keep_a_folder_each(fedmate_: Fedmat
         assert summary["method"] == name
 
 
-def test_the_version_is_the_packages(fedmate_: Fedmate) -> None:
-    answer = fedmate_("--version")
-    assert (answer.status, answer.out, answer.err) == (0, f"fedmate {fedmate.__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--help"], ["run", "list"]),
-        (["run", "--help"], ["--method", "--dataset", "--set", "--out", "--resume"]),
-        (["list", "--help"], ["methods", "datasets", "partitions", "models", "backends"]),
-    ],
-)
-def test_help_names_what_there_is(fedmate_: Fedmate, arguments: list[str], words: list[str]) -> None:
-    answer = fedmate_(*arguments)
-    assert answer.status == 0
-    assert lacking(answer.out, words) == []
-
-
 @pytest.mark.parametrize("kind", [None, "datasets"])
 def test_the_list_is_the_catalogue(fedmate_: Fedmate, kind: str | None) -> None:
     answer = fedmate_("list", *([kind] if kind else []))
@@ -147,7 +127,6 @@ def test_the_list_is_the_catalogue(fedmate_: Fedmate, kind: str | None) -> None:
 # What bad arguments get.
 
 BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
-    "unknown method": (["--method", "fedavgg"], ["`method.name`", "`fedavgg`", "did you mean `fedavg`?"]),
     "last method unknown": (
         ["--method", "fedavg", "--method", "local", "--method", "fedrpe"],
         ["`method.name`", "`fedrpe`", "did you mean `fedrep`?"],
@@ -158,14 +137,11 @@ BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
         ["the setting `method.name`", "`--method`"],
     ),
     "unknown key": (["--set", "rnds=1"], ["`rnds`", "did you mean `rounds`?"]),
-    "wrong type": (["--set", "rounds=ten"], ["`rounds`", "--set", "'ten'", "a whole number"]),
-    "malformed setting": (["--set", "rounds"], ["`--set`", "`rounds`", "`key=value`"]),
     "more clients than samples": (
         ["--set", "partition.clients=1798"],
         ["`partition.clients`", "1798", "1797 samples", "at most"],
     ),
-    "data set of Python's": (["--dataset", "given"], ["`dataset.name`", "`given`", "`fedmate.run(..., data=...)`"]),
-    "no such device": (["--set", "device=nonsense"], ["`device`", "`nonsense`", "use `cpu`"]),
+    "wrong type": (["--set", "rounds=ten"], ["`rounds`", "--set", "'ten'", "a whole number"]),
     "missing file": (["nowhere.toml"], ["`nowhere.toml`", "does not exist", "TOML file"]),
     "directory as file": (["."], ["`.`", "directory", "TOML file"]),
 }
@@ -176,22 +152,6 @@ def test_bad_arguments_get_one_sentence(fedmate_: Fedmate, tmp_path: Path, case:
     arguments, fragments = BAD_ARGUMENTS[case]
     assert lacking(refuse(fedmate_, tmp_path, "run", *arguments), fragments) == []
     assert list(tmp_path.iterdir()) == []
-
-
-# What bad files get.
-
-BAD_FILES: dict[str, tuple[str, list[str]]] = {
-    "unknown key": ("rnds = 3\n", ["`rnds`", "did you mean `rounds`?"]),
-    "key with a line break": ('"rounds\\nseed" = 1\n', ["experiment.toml", "not a key"]),
-    "malformed line": ("seed = 0\nrounds three\n", ["experiment.toml", "not valid TOML", "line 2"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_bad_files_get_one_sentence(fedmate_: Fedmate, tmp_path: Path, case: str) -> None:
-    text, fragments = BAD_FILES[case]
-    (tmp_path / "experiment.toml").write_text(text, encoding="utf-8")
-    assert lacking(refuse(fedmate_, tmp_path, "run", "experiment.toml", "--out", "record"), fragments) == []
 
 
 # What a bad output folder gets.

@@ -1,4 +1,4 @@
-"""The command that goes on with interrupted runs: what it says, what it refuses, and real signals."""
+"""The command that goes on with interrupted runs: what it says, what it refuses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,8 +160,8 @@ def test_a_signal_that_was_ignored_stays_ignored(fedmate_: Fedmate) -> None:
 # -------------------- what is refused
 
 
-def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
+def another_seed(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"seed = 0", b"seed = 1"))
 
 
 Case = tuple[list[str], Callable[[Path], object], list[str]]
@@ -171,29 +169,12 @@ Case = tuple[list[str], Callable[[Path], object], list[str]]
 REFUSED: dict[str, Case] = {
     "out and resume": (["--resume", "record", "--out", "new"], lambda _: None, ["`--out`", "`--resume`", "give one"]),
     "nowhere": (["--resume", "nowhere"], lambda _: None, ["`nowhere` holds no record", "it does not exist"]),
-    "no run's folder": (["--resume", "."], lambda _: None, ["`.` holds no record", "it is not a run's folder"]),
     "another method": (["--resume", "record", "--method", "fedper"], lambda _: None, ["a run of local, not of fedper"]),
-    "a longer run": (["--resume", "record", "--set", "rounds=9"], lambda _: None, ["`rounds` 4, not 9"]),
     "another file": (["e.toml", "--resume", "record"], lambda _: None, ["`rounds` 4, not 9"]),
     "edited configuration": (
         ["--resume", "record"],
-        lambda p: edit(p / "config.toml", lambda text: text.replace(b"seed = 0", b"seed = 1")),
+        lambda p: another_seed(p / "config.toml"),
         ["`record` has a `config.toml` and a `checkpoint` of different configurations", "put the original back"],
-    ),
-    "no checkpoint": (
-        ["--resume", "record"],
-        lambda p: shutil.rmtree(p / "checkpoint"),
-        ["`record/checkpoint/checkpoint.json` is damaged or foreign", "it is missing"],
-    ),
-    "short rounds": (
-        ["--resume", "record"],
-        lambda p: edit(p / "rounds.csv", lambda data: data[:-1]),
-        ["`record/rounds.csv` is damaged: it does not begin with the"],
-    ),
-    "damaged environment": (
-        ["--resume", "record"],
-        lambda p: (p / "environment.json").write_text("{", encoding="utf-8"),
-        ["`record/environment.json` cannot be read"],
     ),
 }
 
@@ -227,58 +208,6 @@ def test_what_cannot_be_continued_gets_one_sentence(
     arguments, damage, fragments = REFUSED[case]
     damage(tmp_path / "record")
     assert lacking(refuse(fedmate_, tmp_path, "run", *arguments), fragments) == []
-
-
-# -------------------- real signals to a real process
-
-FEDMATE = str(Path(sys.executable).with_name("fedmate"))
-# Half of the time a process takes goes into loading what only the vectorised back end needs.
-LONG = (*SMALL, "backend=sequential", "rounds=80", "eval_every=80", "checkpoint_every=50")
-
-
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
-    while not happened():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_a_process_that_gets_a_signal_can_be_continued_by_another(fedmate_: Fedmate, tmp_path: Path) -> None:
-    unwanted = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PYTHONPATH")
-    process = subprocess.Popen(
-        [FEDMATE, "run", "--method", "local", *settings(*LONG), "--out", "record"],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name not in unwanted},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Whoever runs these tests in the background may have told their children to ignore interrupts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    rounds = tmp_path / "record" / "rounds.csv"
-    try:
-        wait_for(lambda: rounds.exists() and rounds.read_text(encoding="utf-8").count("\n") > 3, process)
-        # While it stands still, so that nothing changes: another process is kept out.
-        process.send_signal(signal.SIGSTOP)
-        sentence = refuse(fedmate_, tmp_path, "run", "--resume", "record")
-        assert lacking(sentence, ["`record` is being run by another process", "before you resume"]) == []
-        process.send_signal(signal.SIGCONT)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    said = re.fullmatch(
-        r"Stopped\. record is saved after round (\d+) of 80\. Continue with: fedmate run --resume record\n", err
-    )
-    assert said is not None, err
-    assert "Traceback" not in out
-    assert Checkpoint(tmp_path / "record").state.round == int(said[1])
-    again = fedmate_("run", "--resume", "record")
-    assert (again.status, again.err) == (0, "")
-    assert f"local: continuing after round {said[1]}/80" in again.out
-    assert Record(tmp_path / "record").finished
 
 
 def test_a_folder_that_is_moved_while_it_is_being_run_goes_on_in_its_new_place(

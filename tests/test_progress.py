@@ -30,21 +30,6 @@ def terminal() -> tuple[Console, io.StringIO]:
     return Console(file=file, width=100, force_terminal=True, _environ={"TERM": "xterm-256color"}), file
 
 
-def test_lines_are_plain_and_tell_an_accuracy_when_it_was_measured(four_rounds: Built) -> None:
-    console, file = piped()
-    lines = RunProgress(console)
-    lines.started(four_rounds, 0)
-    for done, primary in ((1, None), (2, 12.345), (3, 12.345), (4, 12.345)):
-        lines.round_done(done, primary)
-    text = file.getvalue()
-    assert [re.sub(r"\d+ s left", "N s left", line) for line in text.splitlines()] == [
-        "fedavg: round 1/4  N s left",
-        "fedavg: round 2/4  accuracy 12.35 %  N s left",
-        "fedavg: round 3/4  N s left",
-        "fedavg: round 4/4  accuracy 12.35 %  N s left",
-    ]
-
-
 def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
     four_rounds: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:

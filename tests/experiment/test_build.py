@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -45,7 +44,7 @@ def test_a_model_that_cannot_be_mapped_runs_one_client_after_the_other(monkeypat
     assert any("`vectorised` cannot run this model (vmap: no rule for it)" in note for note in made.warnings)
 
 
-@pytest.mark.parametrize("name", ["nonsense", "cuda:-1", "meta", "cuda:999"])
+@pytest.mark.parametrize("name", ["nonsense", "cuda:999"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
     sentence = refused(f"device={name}")
     assert f"`device` is `{name}`" in sentence
@@ -64,34 +63,6 @@ def test_the_same_seed_deals_and_starts_alike_whatever_the_precision() -> None:
     assert not torch.equal(starts[0]["classifier/weight"], starts[2]["classifier/weight"])
 
 
-def test_building_leaves_the_global_generators_alone() -> None:
-    torch.manual_seed(123)
-    np.random.seed(123)
-    expected = torch.get_rng_state(), np.random.rand()
-    np.random.seed(123)
-    built()
-    assert torch.equal(torch.get_rng_state(), expected[0])
-    assert np.random.rand() == expected[1]
-
-
-@pytest.mark.parametrize(
-    ("assignments", "fragments"),
-    [
-        (["partition.clients=1798"], ["`partition.clients` is 1798", "1797 samples", "at most"]),
-        (
-            ["partition.name=pathological", "partition.classes_per_client=11"],
-            ["`partition.classes_per_client` is 11", "10 classes", "at most"],
-        ),
-        (["partition.examples=450"], ["`partition.examples`", "use fewer"]),
-        (["partition.name=iid", "partition.clients=1797"], ["`partition.examples`", "test split", "lower"]),
-    ],
-)
-def test_a_partition_that_does_not_fit_is_refused(assignments: list[str], fragments: list[str]) -> None:
-    sentence = refused(*assignments)
-    assert [fragment for fragment in fragments if fragment not in sentence] == []
-    assert "\n" not in sentence
-
-
 @pytest.mark.parametrize(
     ("settings", "fragments"),
     [
@@ -100,10 +71,8 @@ def test_a_partition_that_does_not_fit_is_refused(assignments: list[str], fragme
             ["is 50, but 4 of 4 clients hold fewer samples (the fewest are 40)"],
         ),
         (["rounds=150", "eval_every=5", "method.name=fedmate"], ["after round 20, 40, 60, 80, 100, 120, ...: `pre`"]),
-        (["method.absent_share=0.1"], ["`method.absent_share` changes nothing"]),
         (["method.own_prior=true", "method.calibration=1"], ["`method.own_prior` changes nothing"]),
         (["method.calibration=1", "partition.classes_per_client=2"], []),
-        (["method.own_prior=true", "partition.classes_per_client=1"], ["single class; with `method.own_prior` their"]),
         (
             ["method.calibration=1", "partition.classes_per_client=1"],
             ["4 of 4 clients hold a single class; with `method.calibration` their loss is constant and their `own`"],

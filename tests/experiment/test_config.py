@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +20,6 @@ from fedmate.experiment.config import ConfigSource, Experiment, load_file, parse
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 """What every partition has."""
 
-SHARE = {**COMMON, "groups": "fixed", "dominant": 3}
-"""What `share` has beside it."""
 
 PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
 """What is said of prior calibration where there is none."""
@@ -62,42 +60,6 @@ def refused(*layers: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-# Defaults.
-
-
-def test_the_defaults_are_those_of_the_documentation() -> None:
-    experiment = resolved()
-    general = {
-        "seed": 0,
-        "rounds": 50,
-        "participation": 1.0,
-        "eval_every": 10,
-        "evaluate_on": "test",
-        "checkpoint_every": 10,
-        "dtype": "float32",
-    }
-    assert asdict(experiment.general).items() >= general.items()
-    assert asdict(experiment.training) == {
-        "batch_size": 50,
-        "epochs": 5,
-        "learning_rate": 0.02,
-        "momentum": 0.5,
-        "weight_decay": 5e-4,
-    }
-    assert experiment.dataset.name == "digits"
-    assert experiment.model.name == "digits_cnn"
-    assert (experiment.partition.name, experiment.partition.options) == (
-        "share",
-        {**SHARE, "clients": 20, "examples": 40, "share": 10},
-    )
-    assert experiment.method.name == "fedrep"
-    assert experiment.method.options["classifier_epochs"] == 1
-    assert experiment.method.options["classifier_learning_rate"] == 0.1
-
-
-# Precedence.
-
-
 def test_each_layer_overrides_those_before_it() -> None:
     experiment = resolved(
         {"rounds": 1, "seed": 1, "eval_every": 1, "training": {"epochs": 1, "momentum": 0.1}},
@@ -110,13 +72,6 @@ def test_each_layer_overrides_those_before_it() -> None:
 
 
 # Changing a section's name.
-
-
-def test_another_name_drops_the_keys_of_the_layers_below() -> None:
-    experiment = resolved(
-        {"method": {"name": "fedrep", "classifier_epochs": 7}}, {"method": {"name": "fedper", "personal_layers": 2}}
-    )
-    assert (experiment.method.name, experiment.method.options) == ("fedper", {**PLAIN, "personal_layers": 2})
 
 
 def test_dropped_keys_do_not_come_back_with_their_name() -> None:
@@ -147,9 +102,7 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
 @pytest.mark.parametrize(
     ("values", "fragments"),
     [
-        ({"method": {"preset": "autors"}}, ["`method.preset`", "'autors'", "`fedrep`", "`authors`"]),
         ({"method": {"name": "local", "preset": "authors"}}, ["`local`", "use `tuned`"]),
-        ({"dataset": {"preset": "tuned"}}, ["`dataset.preset`", "'tuned'", "`digits`", "none"]),
         ({"dataset": {"name": "toy", "preset": "author"}}, ["`dataset.preset`", "'author'", "`authors` or `tuned`"]),
     ],
 )
@@ -173,16 +126,11 @@ def test_a_data_sets_preset_reaches_the_other_sections(toy: None) -> None:
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        ("1_000", 1000),
-        ("-3", -3),
         ("5e-4", 5e-4),
         ("true", True),
         ("True", "True"),
         ("[1, 2]", [1, 2]),
-        ("'a=b'", "a=b"),
         ("a=b", "a=b"),
-        ("cuda:1", "cuda:1"),
-        ("two words", "two words"),
         ("", ""),
     ],
 )
@@ -205,14 +153,6 @@ def test_a_malformed_assignment_is_refused(assignment: str) -> None:
     assert str(caught.value) == f"`--set` got `{assignment}`; write `key=value` or `section.key=value`."
 
 
-@pytest.mark.parametrize(
-    "assignments", [["rounds=3", "rounds.x=4"], ["rounds.x=4", "rounds=3"], ["method=a", "method.name=b"]]
-)
-def test_a_value_and_keys_at_once_are_refused_in_either_order(assignments: list[str]) -> None:
-    with pytest.raises(UserError, match=r"`(rounds|method|--set)`"):
-        resolve([parse_set(assignments)])
-
-
 # Names, keys and limits.
 
 
@@ -220,20 +160,16 @@ def test_a_value_and_keys_at_once_are_refused_in_either_order(assignments: list[
     ("values", "fragments"),
     [
         ({"rouns": 3}, ["`rouns` in layer 0", "did you mean `rounds`?"]),
-        ({"xyz": {}}, ["`[xyz]` in layer 0", "known are `dataset`, `method`, `model`, `partition`, `training`."]),
         ({"rounds": {"x": 3}}, ["`[rounds]` in layer 0", "not a section"]),
         ({"method": {"alpha": 3}}, ["`method.alpha` in layer 0 is not an option of", "mean `partition.alpha`?"]),
         (
             {"method": {"name": "fedavg", "centre_weight": 3}},
             ["is not an option of `fedavg`; it is one of `fedmate` and `fedmate_plus`: leave it out, or choose"],
         ),
-        ({"training": {"epoch": 3}}, ["`training.epoch` in layer 0", "did you mean `epochs`?"]),
         ({"method": "fedavg"}, ["`method` in layer 0", "'fedavg'", "`[method]`"]),
-        ({"method": {"name": "fedrap"}}, ["`method.name`", "`fedrap`", "did you mean `fedrep`?"]),
         ({"model": {"buffers": "privat"}}, ["`model.buffers` in layer 0", "'privat'", "did you mean `private`?"]),
         ({"dtype": "float16"}, ["`dtype` in layer 0", "'float16'", "`float64`"]),
         ({"rounds": 0}, ["`rounds` is 0", "at least 1"]),
-        ({"participation": 10**400}, ["`participation`"]),
         ({"training": {"learning_rate": float("inf")}}, ["`training.learning_rate` is inf", "finite"]),
     ],
 )
@@ -246,21 +182,11 @@ def test_what_is_wrong_is_named(values: dict[str, Any], fragments: list[str]) ->
 # Files.
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("rounds 3\n", "line 1"),
-        ("seed = 0\nrounds = 1\nrounds = 2\n", "line 3"),
-        ("seed = 0\nrounds = three\n", "line 2"),
-    ],
-)
-def test_malformed_toml_is_refused_by_file_and_line(tmp_path: Path, text: str, line: str) -> None:
+def test_malformed_toml_is_refused_by_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
+    path.write_text("seed = 0\nrounds = three\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"broken\.toml` is not valid TOML: .*line 2"):
         load_file(path)
-    assert str(caught.value).startswith(f"`{path}` is not valid TOML: ")
-    assert line in str(caught.value)
 
 
 # Writing and reading back.
@@ -294,9 +220,7 @@ _method = st.one_of(
 @settings(max_examples=100)
 @given(general=_general, rate=_positive, partition=_partition, method=_method)
 @example(general={"device": 'a "quoted" \\ back\\slash'}, rate=1e-05, partition={}, method={})
-@example(general={"device": "tab\t new\n line\r\n # no comment"}, rate=1e22, partition={}, method={})
 @example(general={"device": "naïve 東京 🎲 \u2028 \x00"}, rate=0.1, partition={}, method={})
-@example(general={"device": "delete \x7f"}, rate=0.1, partition={}, method={})
 def test_an_experiment_reads_back_what_it_writes(
     tmp_path_factory: pytest.TempPathFactory,
     general: dict[str, Any],

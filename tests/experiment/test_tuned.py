@@ -63,12 +63,6 @@ def test_it_stands_for_what_was_found_on_the_data_set(found: Path) -> None:
     assert "preset" not in experiment.method.options
 
 
-def test_it_lies_beneath_its_own_layer_and_above_those_below(found: Path) -> None:
-    below = {"training": {"learning_rate": 0.9}, "method": {"classifier_learning_rate": 0.9}}
-    own = {"method": {"preset": "tuned", "classifier_learning_rate": 0.7}}
-    assert rates(resolved(below, own)) == (0.3, 0.7)
-
-
 # -------------------- what it does not
 
 
@@ -105,10 +99,3 @@ def test_every_entry_is_a_setting_of_its_method_and_says_where_it_comes_from(met
     words = shlex.split(entry["command"])
     searched = ["fedmate", "tune", method, "--dataset", dataset]
     assert words[:5] == searched or words == ["python", "benchmarks/tune_digits.py"]
-
-
-def test_methods_were_searched_with_the_same_budget() -> None:
-    """On every data set but digits, which was searched on a grid."""
-    for dataset in {dataset for _, dataset in ENTRIES} - {"digits"}:
-        entries = [SHIPPED[method][dataset] for method, other in ENTRIES if other == dataset]
-        assert len({entry["trials"] for entry in entries}) == 1
