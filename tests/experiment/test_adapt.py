@@ -228,10 +228,9 @@ def test_a_client_that_diverges_keeps_the_received_model(mine: Path, tmp_path: P
             assert_close(model.module.state_dict()[name], received[name], rtol=0, atol=0)
 
 
-def test_calls_that_are_refused(mine: Path, runs: Callable[[str], Path], tmp_path: Path) -> None:
-    x, y = points(4, 20)
+def test_calls_that_are_refused(mine: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trained a network that came from Python"):
-        fedmate.adapt(mine, Pool(x, y))
+        fedmate.adapt(mine, Pool(*points(4, 20)))
     with pytest.raises(fedmate.DivergedError):
         fedmate.run(method="local", set=RUN | {"training.learning_rate": 1e300}, out=tmp_path / "run")
     with pytest.raises(UserError, match="diverged in its first round"):
