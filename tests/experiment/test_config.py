@@ -99,19 +99,6 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("values", "fragments"),
-    [
-        ({"method": {"name": "local", "preset": "authors"}}, ["`local`", "use `tuned`"]),
-        ({"dataset": {"name": "toy", "preset": "author"}}, ["`dataset.preset`", "'author'", "`authors` or `tuned`"]),
-    ],
-)
-def test_an_unknown_preset_is_refused(toy: None, values: dict[str, Any], fragments: list[str]) -> None:
-    sentence = refused(values)
-    assert "in layer 0" in sentence
-    assert [fragment for fragment in fragments if fragment not in sentence] == []
-
-
 def test_a_data_sets_preset_reaches_the_other_sections(toy: None) -> None:
     experiment = resolved({"dataset": {"name": "toy", "preset": "authors", "size": 50}})
     assert (experiment.training.epochs, experiment.training.learning_rate) == (7, 0.5)
@@ -168,11 +155,14 @@ def test_a_malformed_assignment_is_refused(assignment: str) -> None:
         ),
         ({"method": "fedavg"}, ["`method` in layer 0", "'fedavg'", "`[method]`"]),
         ({"model": {"buffers": "privat"}}, ["`model.buffers` in layer 0", "'privat'", "did you mean `private`?"]),
+        ({"method": {"name": "local", "preset": "authors"}}, ["`method.preset` in layer 0", "`local`", "use `tuned`"]),
+        ({"dataset": {"name": "toy", "preset": "author"}}, ["'author'", "`authors` or `tuned`"]),
         ({"dtype": "float16"}, ["`dtype` in layer 0", "'float16'", "`float64`"]),
         ({"rounds": 0}, ["`rounds` is 0", "at least 1"]),
         ({"training": {"learning_rate": float("inf")}}, ["`training.learning_rate` is inf", "finite"]),
     ],
 )
+@pytest.mark.usefixtures("toy")
 def test_what_is_wrong_is_named(values: dict[str, Any], fragments: list[str]) -> None:
     sentence = refused(values)
     assert [fragment for fragment in fragments if fragment not in sentence] == []

@@ -400,28 +400,3 @@ def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: py
     assert warnings() == usual
     changed = [{"round": 2, "torch": "9.9", "system": "Plan 9"}]
     assert Record(folder).environment == {**began, "resumed": changed}
-
-
-def test_deletions_are_on_the_disk_before_a_run_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a power cut would leave superseded states in a finished record."""
-    unflushed = set[Path]()
-    remove, sync, replace = storage.remove, storage.sync_folder, storage.replace
-
-    def watched_remove(path: Path) -> None:
-        if path.exists():
-            unflushed.add(path.parent)
-        remove(path)
-
-    def watched_sync(folder: Path) -> None:
-        unflushed.discard(folder)
-        sync(folder)
-
-    def watched_replace(path: Path, data: bytes) -> None:
-        if path.name == "summary.json":
-            assert not unflushed
-        replace(path, data)
-
-    for name, watched in (("remove", watched_remove), ("sync_folder", watched_sync), ("replace", watched_replace)):
-        monkeypatch.setattr(storage, name, watched)
-    go(ask("fedper", settings=("checkpoint_every=1",)), tmp_path / "run")
-    assert Record(tmp_path / "run").finished

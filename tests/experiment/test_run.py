@@ -18,7 +18,7 @@ from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.config import load_file, parse_set
+from fedmate.experiment.config import parse_set
 from fedmate.experiment.prepare import begin
 from fedmate.experiment.record import Record
 from fedmate.experiment.request import Request, compose
@@ -214,11 +214,9 @@ def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> 
     with pytest.raises(DivergedError) as caught:
         carry_out(tmp_path / "run", *GROWING)
     rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), Record(tmp_path / "run").metrics
-    assert len(metrics) >= 1
-    assert f"round {len(metrics) + 1} " in str(caught.value)
-    assert "learning rate" in str(caught.value)
-    assert [row["round"] for row in metrics] == list(range(1, len(metrics) + 1))
-    valid = {t: {row["valid"] for row in rows if row["round"] == str(t)} for t in range(1, len(metrics) + 2)}
-    assert valid == {**{t: {"1"} for t in range(1, len(metrics) + 1)}, len(metrics) + 1: {"0"}}
-    assert load_file(tmp_path / "run" / "config.toml").values["rounds"] == 9
-    assert Record(tmp_path / "run").summary["diverged_in_round"] == len(metrics) + 1
+    last = Record(tmp_path / "run").summary["diverged_in_round"]
+    assert last > 1
+    assert f"round {last} " in str(caught.value)
+    assert [row["round"] for row in metrics] == list(range(1, last))
+    valid = {(int(row["round"]), row["valid"]) for row in rows}
+    assert valid == {*((t, "1") for t in range(1, last)), (last, "0")}
