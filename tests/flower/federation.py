@@ -1,25 +1,17 @@
-"""One SuperLink and SuperNodes on this machine, over TLS and with authentication: a deployment in small.
-
-Sites reach the SuperLink through a gate that passes what is for sites and nothing else, as docs/deploy.md advises, and
-that keeps the bytes that cross.
-"""
+"""One SuperLink and SuperNodes on this machine, over TLS and with authentication: a deployment in small."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import secrets
 import signal
 import socket
-import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -29,7 +21,6 @@ from fedmate.flower.environment import QUIET
 from fedmate.flower.keys import make_keys
 
 APP = Path(__file__).parents[2] / "flower"
-FOR_SITES = "/v1/fleet/"
 HERE = "127.0.0.1"
 
 
@@ -60,7 +51,6 @@ class Federation:
     def __enter__(self) -> Self:
         try:
             self.start_superlink()
-            self.gate = Gate(self.keys, self.port)
             for site in self.sites:
                 self.command("flwr", "supernode", "register", self.keys / f"{site}.pub", "deploy")
             for number in range(len(self.nodes)):
@@ -89,8 +79,6 @@ class Federation:
                 os.kill(number, signal.SIGKILL)
         for process in self._started.values():
             process.wait()
-        if "gate" in vars(self):
-            self.gate.close()
         wait_for(lambda: not self.alive(), 10, "everything has been killed")
 
     def alive(self, command: str = "") -> list[int]:
@@ -155,7 +143,7 @@ class Federation:
 
     def node_command(self, key: str | None, config: str) -> list[str | Path]:
         """Return the command that starts a SuperNode, with a key or with none."""
-        address = ("--superlink", f"{HERE}:{self.gate.port}", "--root-certificates", self.keys / "ca.crt")
+        address = ("--superlink", f"{HERE}:{self.port}", "--root-certificates", self.keys / "ca.crt")
         own = () if key is None else ("--auth-supernode-private-key", self.keys / key)
         place = ("--node-config", config, "--host", HERE, "--port", str(free_port()))
         return ["flower-supernode", *address, *own, *place]
@@ -174,84 +162,14 @@ class Federation:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def supervise_node(self, number: int, pause: float = 3.0, seconds: float = 90.0) -> None:
+    def supervise_node(self, number: int) -> None:
         """Start a SuperNode again and again until it is accepted, as a supervisor does."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             process = self.start_node(number)
             while process.poll() is None:
                 if self.is_online(number):
                     return
                 time.sleep(0.1)
-            time.sleep(pause)
+            time.sleep(3)
         raise TimeoutError(self.log(self.sites[number]))
-
-
-# -------------------- the gate
-
-
-class Gate:
-    """Passes requests of sites on to the SuperLink, and keeps both ways' bytes."""
-
-    def __init__(self, keys: Path, port: int) -> None:
-        self.crossings: list[tuple[bytes, bytes]] = []
-        shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        shown.load_cert_chain(keys / "server.crt", keys / "server.key")
-        trusted = ssl.create_default_context(cafile=keys / "ca.crt")
-        self._server = _Server((HERE, 0), _handler(self, port, trusted))
-        # A handshake is the business of the thread that serves it.
-        self._server.socket = shown.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Let a site that is killed go in silence."""
-
-
-def _handler(gate: Gate, port: int, trusted: ssl.SSLContext) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            if not self.path.startswith(FOR_SITES):
-                self.reply(403, [], b"")
-                return
-            connection = http.client.HTTPSConnection(HERE, port, context=trusted, timeout=60)
-            try:
-                with closing(connection):
-                    connection.request(self.command, self.path, body, dict(self.headers))
-                    response = connection.getresponse()
-                    content = response.read()
-            except OSError:
-                self.reply(502, [], b"")
-                return
-            gate.crossings.append((body, content))
-            self.reply(response.status, response.getheaders(), content)
-
-        def reply(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
-            self.send_response_only(status)
-            for name, value in headers:
-                if name.lower() not in ("content-length", "connection", "transfer-encoding"):
-                    self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    return Handler

@@ -18,6 +18,7 @@ import fedmate
 from fedmate.backends.base import Backend, Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.core import flatten, make_key
+from fedmate.core.serialise import pack, unpack
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built
 from fedmate.experiment.export import export_model
@@ -30,7 +31,6 @@ from fedmate.flower.simulation import rebuild
 from fedmate.flower.transport import Transport
 
 PARTICIPANTS = ((0, 1, 3), (1, 2), (0, 2, 3))
-METHODS = ("fedavg", "fedmate_plus", "scaffold", "fedbabu")
 
 
 def reference(ready: Built) -> Sequential:
@@ -47,7 +47,7 @@ def rounds(backend: Backend, ready: Built, evaluate: bool = False) -> list[Round
     return results
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fedmate_plus", "scaffold", "fedbabu"])
 def test_clients_give_the_numbers_of_the_reference(method: str, tmp_path: Path) -> None:
     """Server, losses, bytes and accuracies, to the last bit."""
     ready = built(method)
@@ -63,17 +63,6 @@ def test_clients_give_the_numbers_of_the_reference(method: str, tmp_path: Path) 
                 assert_close(one.views[name].accuracies, view.accuracies, rtol=0, atol=0)  # type: ignore[union-attr]
 
 
-def test_clients_that_diverge_have_answered(tmp_path: Path) -> None:
-    """As in the reference the round goes on without them, and the run finds that all have diverged."""
-    ready = built("fedavg", 1e300)
-    expected, transport = one_round(reference(ready), ready, 0, 1), Loop(ready, tmp_path)
-    found = one_round(over(transport, ready, min_clients=2), ready, 0, 1)
-    assert [report.valid for report in found.reports] == [False, False]
-    # As texts, for NaN is unlike itself.
-    assert str(found.reports) == str(expected.reports)
-    assert len(transport.requests) == 2
-
-
 def test_messages_hold_what_wire_names_and_the_log_has_what_left(tmp_path: Path) -> None:
     ready = built("fedmate")
     transport = Loop(ready, tmp_path)
@@ -85,6 +74,15 @@ def test_messages_hold_what_wire_names_and_the_log_has_what_left(tmp_path: Path)
         assert {path.partition("/")[0] for path in request.download} == set(wire.down)
         assert {path.partition("/")[0] for path in answer.upload} == set(wire.up)
         assert answer.metrics.keys() == {"losses", "valid"}
+    # Neither samples nor private state crosses under any name.
+    sent_bytes = b"".join(pack(dict(answer.upload), {}) for answer in transport.answers)
+    public = frozenset[str]().union(*(ready.method.wire(t).up for t in range(3)))
+    private = [image.numpy().tobytes() for data in ready.federation.clients for image in data.x]
+    for path in tmp_path.rglob("state.safetensors"):
+        leaves = unpack(path.read_bytes())[0].items()
+        large = [(name, leaf) for name, leaf in leaves if leaf.numel() > 4 and leaf.any()]
+        private += [leaf.numpy().tobytes() for name, leaf in large if name.split("/")[1] not in public]
+    assert not [needle for needle in private if needle in sent_bytes]
     rows = (tmp_path / TOKEN[:16] / "1" / "audit.csv").read_text().splitlines()[1:]
     sent = [report.up for result in results for report in result.reports if report.client == 1]
     logged = [(part, int(size)) for _, _, part, size in (row.split(",") for row in rows)]
@@ -196,20 +194,19 @@ class Here(Transport):
         return {client: self.make(client).answer(request) for client, request in requests.items()}
 
 
-def go(folder: Path, name: str, method: str) -> Record:
-    return fedmate.run({**SETTINGS, "backend": name, "method": {"name": method}}, out=folder)
+def go(folder: Path, name: str) -> Record:
+    return fedmate.run({**SETTINGS, "backend": name, "method": {"name": "fedmate"}}, out=folder)
 
 
 def figures(record: Record) -> list[dict[str, Any]]:
     return [{**row, "seconds": 0} for row in record.metrics]
 
 
-@pytest.mark.parametrize("method", ["fedmate", "fedbabu"])
 def test_a_run_and_its_exported_models_are_those_of_the_reference(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "simulated", lambda run: nullcontext(Here(run)))
-    there, here = go(tmp_path / "there", "flower", method), go(tmp_path / "here", "sequential", method)
+    there, here = go(tmp_path / "there", "flower"), go(tmp_path / "here", "sequential")
     assert figures(there) == figures(here)
     assert there.rounds == here.rounds
     assert_close(Restored(there.folder).server, Restored(here.folder).server, rtol=0, atol=0)
@@ -230,9 +227,6 @@ def test_a_run_and_its_exported_models_are_those_of_the_reference(
         file.write_bytes(damaged)
         with pytest.raises(UserError, match=r"`.*federation.json` holds the token .* cannot be used"):
             identity(there.folder)
-    file.unlink()
-    with pytest.raises(UserError, match="cannot be used"):
-        identity(there.folder)
 
 
 def test_held_out_clients_are_refused(tmp_path: Path) -> None:

@@ -79,33 +79,21 @@ def points(link: str | None = None, ca: Path | None = None, site: Path | None = 
     return {point.name: point for point in check(site, link, ca, more.get("experiment"))}
 
 
-@pytest.mark.parametrize(
-    ("ahead", "is_fine", "word"),
-    [(60, True, "behind"), (400, False, "set the clock"), (-60, False, "ahead of")],
-)
+@pytest.mark.parametrize(("ahead", "is_fine", "word"), [(60, True, "behind"), (-400, False, "set the clock")])
 def test_a_superlink_and_the_clock(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, is_fine: bool, word: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, is_fine: bool, word: str
 ) -> None:
     monkeypatch.setattr(SuperLink, "ahead", ahead)
+    keys.make_keys(tmp_path / "others", ["localhost"], [], days=1)
     with serving(folder) as address:
         found = points(address, folder / "ca.crt")
+        other = points(address, tmp_path / "others" / "ca.crt")
     assert [(point.name, point.is_fine) for point in found.values()] == [("superlink", True), ("clock", is_fine)]
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
     assert f"valid until {until:%Y-%m-%d}" in found["superlink"].text
     assert word in found["clock"].text
-
-
-def test_a_superlink_that_is_not_there_or_another(folder: Path, tmp_path: Path) -> None:
-    keys.make_keys(tmp_path / "others", ["localhost"], [], days=1)
-    with serving(folder) as address:
-        found = points(address, tmp_path / "others" / "ca.crt")
-    assert [point.is_fine for point in found.values()] == [False]
-    assert "is refused (unable to get local issuer certificate): is `--root" in found["superlink"].text
-    (tmp_path / "none.crt").write_bytes(b"no certificate")
-    for address, ca in (("127.0.0.1:9", folder / "ca.crt"), ("", folder / "ca.crt"), ("x:1", tmp_path / "none.crt")):
-        found = points(address, ca)
-        assert [point.is_fine for point in found.values()] == [False]
-        assert f"`{address}` is not reached" in found["superlink"].text
+    assert "is refused (unable to get local issuer certificate): is `--root" in other["superlink"].text
+    assert "`127.0.0.1:9` is not reached" in points("127.0.0.1:9", folder / "ca.crt")["superlink"].text
 
 
 def site_of(folder: Path, names: tuple[str, ...] = ("dog", "horse"), shape: tuple[int, ...] = (1, 4, 4)) -> Path:
@@ -128,12 +116,8 @@ def test_the_data_of_a_site(tmp_path: Path) -> None:
         found = points(site=site_of(tmp_path, names, shape), experiment=experiment)
         assert [point.is_fine for point in found.values()] == [True, True, False]
         assert text in found["data"].text
-    (tmp_path / "data.npz").unlink()
     (tmp_path / "state").touch(mode=0o777)
-    # Without an experiment, data is not read.
-    found = points(site=tmp_path / "site.toml")
-    assert [point.is_fine for point in found.values()] == [True, False]
-    assert "cannot be written to; choose another folder for `state`" in found["state"].text
+    assert "cannot be written to; choose another folder" in points(site=tmp_path / "site.toml")["state"].text
     found = points(site=tmp_path / "no.toml", experiment=experiment)
     assert [(point.name, point.is_fine) for point in found.values()] == [("site", False)]
 
@@ -162,10 +146,8 @@ def test_a_site_has_a_line_for_each_client_it_has_been_the_latest_last(tmp_path:
     line, damage, _ = status(tmp_path)
     assert line.endswith("client 1: no round done; 216 bytes sent in all")
     assert "its state is damaged" in damage
-    (tmp_path / "empty").mkdir()
-    for other in ("empty", "missing"):
-        with pytest.raises(UserError, match="`state` folder"):
-            list(status(tmp_path / other))
+    with pytest.raises(UserError, match="`state` folder"):
+        list(status(tmp_path / "missing"))
 
 
 def command(*words: object) -> list[str]:
@@ -210,11 +192,3 @@ def test_the_commands_keys_and_check(tmp_path: Path) -> None:
         ["ok", name] for name in ("superlink", "clock", "site", "state", "data")
     ]
     assert CliRunner().invoke(deploy, ["check", str(tmp_path / "no.toml")]).exit_code == 2
-    # Without an entry point that words it, a user's mistake is an exception.
-    for odd in (
-        ["keys", "x"],
-        ["check"],
-        ["check", "--superlink", "x", "--experiment", "y"],
-        ["check", "--root-certificates", "x"],
-    ):
-        assert isinstance(CliRunner().invoke(deploy, odd).exception, UserError)

@@ -65,20 +65,18 @@ LONG = 400.0
 
 
 class Place(NamedTuple):
-    """Where everything lies: the app, and the folder of each site."""
+    """The app, and the folder of each site."""
 
     app: Path
     sites: list[Path]
 
     def node_config(self, client: int) -> dict[str, str | int]:
-        """As the owner of a site writes it."""
         return {"partition-id": client, "site": str(self.sites[client] / "site.toml")}
 
     def open(self, client: int, token: str) -> Client:
         return open_client({**CONFIG, "out": ""}, self.node_config(client), token, self.app)
 
     def state(self, run: Path, client: int) -> Path:
-        """Where a site keeps what it has of a run."""
         token: str = json.loads((run / "federation.json").read_bytes())["experiment"]
         return self.sites[client] / "state" / token[:16] / str(client)
 
@@ -142,8 +140,6 @@ class Story(NamedTuple):
     status: str
     said: str
     """By the run, after the server was killed."""
-    sent: list[bytes]
-    """By sites."""
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +177,7 @@ def story(place: Place, federation: Federation, request: pytest.FixtureRequest) 
     wait_for(lambda: not federation.alive("flwr-serverapp"), 10, "the server has ended")
     before = Checkpoint(run).state.round
     assert federation.run("second", place.app, config).wait(LONG) == 0
-    status, said = federation.run_status("second"), federation.log("second")
-    return Story(run, before, status, said, [request for request, _ in federation.gate.crossings])
+    return Story(run, before, federation.run_status("second"), federation.log("second"))
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
@@ -196,15 +191,12 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert found[name].numpy().tobytes() == leaf.numpy().tobytes(), name
 
 
-def test_a_server_that_was_killed_ends_where_an_undisturbed_one_does(story: Story, reference: Path) -> None:
+def test_a_server_that_was_killed_has_the_record_of_an_undisturbed_one(story: Story, reference: Path) -> None:
     assert story.rounds_before == 2
     assert story.status == "finished:completed", story.said
     assert "Traceback" not in story.said
     last = f"checkpoint/server-{ROUNDS:06d}.safetensors"
     assert_same(tensors(story.folder / last), tensors(reference / last))
-
-
-def test_the_record_is_that_of_an_undisturbed_run(story: Story, reference: Path) -> None:
     found, expected = Record(story.folder), Record(reference)
     assert found.rounds == expected.rounds
     assert [row["valid"] for row in found.rounds] == [1] * (SITES * ROUNDS)
@@ -246,23 +238,3 @@ def test_a_supernode_without_a_registered_key_is_refused(federation: Federation,
     assert federation.start(name, *federation.node_command(key, "partition-id=0")).wait(60) != 0
     assert told in federation.log(name)
     assert "SuperNode ID" not in federation.log(name)
-
-
-# -------------------- what crosses
-
-
-def test_neither_samples_nor_private_state_leave_a_site(story: Story, place: Place) -> None:
-    """Looked for byte by byte in everything that sites have sent, whatever it was sent as."""
-    sent = story.sent
-    site = place.open(0, "ab" * 16)
-    public = frozenset[str]().union(*(site.method.wire(t).up for t in range(ROUNDS)))
-    private, shared = list[bytes](), list[bytes]()
-    for client in range(SITES):
-        for path, leaf in tensors(place.state(story.folder, client) / "state.safetensors").items():
-            if leaf.numel() > 4 and leaf.any():
-                (shared if path.split("/")[1] in public else private).append(leaf.numpy().tobytes())
-        private += [image.tobytes() for image in np.load(place.sites[client] / "digits.npz")["train_x"]]
-    assert len(private) > 100 * SITES
-    assert not [needle for needle in private if any(needle in body for body in sent)]
-    # It would be found.
-    assert any(needle in body for needle in shared for body in sent)

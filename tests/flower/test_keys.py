@@ -87,11 +87,8 @@ def test_sites_and_servers_are_added_later_and_nothing_else_changes(tmp_path: Pa
     assert [(item.path.name, item.is_new) for item in items] == [("essen.pub", False)]
 
 
-@pytest.mark.parametrize("left", [1, 3, 5])
-def test_keys_that_a_kill_left_half_made_are_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
-    write = storage.write_new
+def test_keys_that_a_kill_left_half_made_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, left = storage.write_new, 3
 
     def killed(path: Path, data: bytes, mode: int = storage.MODE) -> None:
         if len(contents(tmp_path)) == left:
@@ -108,40 +105,28 @@ def test_keys_that_a_kill_left_half_made_are_completed(
     assert handshake(tmp_path, tmp_path / "ca.crt", "localhost")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("ca.key", None, r"`.*ca\.key` is missing beside `ca\.crt`; put it back"),
-        ("ca.key", "x", r"`.*ca\.key` is no elliptic-curve private key"),
-        ("ca.crt", "x", r"`.*ca\.crt` is no certificate in PEM form"),
+def test_an_authority_that_cannot_sign(tmp_path: Path) -> None:
+    for name, source, sentence in (
+        ("ca.crt", "essen.pub", r"`.*ca\.crt` is no certificate in PEM form"),
         ("ca.key", "server.key", r"`.*ca\.key` is not the key of `ca\.crt`"),
-    ],
-)
-def test_an_authority_that_cannot_sign(tmp_path: Path, name: str, content: str | None, sentence: str) -> None:
-    make_keys(tmp_path, ["localhost"], [], days=30)
-    (tmp_path / "server.crt").unlink()
-    if content is None:
-        (tmp_path / name).unlink()
-    elif (tmp_path / content).exists():
-        (tmp_path / content).replace(tmp_path / name)
-    else:
-        (tmp_path / name).write_text(content)
-    before = contents(tmp_path)
-    with pytest.raises(UserError, match=sentence):
-        make_keys(tmp_path, ["localhost"], [], days=30)
-    assert contents(tmp_path) == before
+    ):
+        folder = tmp_path / name
+        make_keys(folder, ["localhost"], ["essen"], days=30)
+        (folder / "server.crt").unlink()
+        (folder / source).replace(folder / name)
+        before = contents(folder)
+        with pytest.raises(UserError, match=sentence):
+            make_keys(folder, ["localhost"], [], days=30)
+        assert contents(folder) == before
     with pytest.raises(UserError, match="has expired; move it elsewhere"):
         make_keys(tmp_path / "expired", ["localhost"], [], days=0)
 
 
 def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
-    for name in ("", "two words", "host:8000", "http://host", "300.1.1.1"):
+    for name in ("", "host:8000", "300.1.1.1"):
         with pytest.raises(UserError, match=re.escape(f"`--server` got `{name}`")):
             make_keys(tmp_path / "new", [name], [], days=30)
-    for text in ("0", "1001", "a,,b", "a/b", "../a", "ca", "Server", "a.pub", " ", "-a", "ä"):
+    for text in ("0", "1001", "a,,b", "../a", "Server", "a.pub", "-a"):
         with pytest.raises(UserError, match="`--sites` got"):
             site_names(text)
     assert not (tmp_path / "new").exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="is a file; give a folder"):
-        make_keys(tmp_path / "file", [], ["essen"], days=30)

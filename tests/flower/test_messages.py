@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.flower.loop import TOKEN, Loop, built, start
 
 from fedmate import __version__
@@ -37,6 +36,7 @@ from fedmate.flower.node import answer, introduce
 
 LEAVES = {
     "classifier/bias": torch.tensor([0.1, -math.inf, math.nan], dtype=torch.float32),
+    **{f"one/{name}": torch.ones(2, 1, dtype=getattr(torch, name)) for name in sorted(DTYPES)},
     "num_samples": torch.tensor(12),
     "nothing": torch.zeros(0, 3),
 }
@@ -77,18 +77,6 @@ def test_messages_arrive_as_they_were() -> None:
     assert read_introduction(carried(write_reply(node))) == node
 
 
-@settings(max_examples=50)
-@given(dtype=st.sampled_from(sorted(DTYPES)), shape=st.lists(st.integers(0, 3), max_size=3), data=st.data())
-def test_every_bit_arrives(dtype: str, shape: list[int], data: st.DataObject) -> None:
-    kind = getattr(torch, dtype)
-    size = math.prod(shape) * torch.zeros((), dtype=kind).element_size()
-    raw = data.draw(st.lists(st.integers(0, 1 if dtype == "bool" else 255), min_size=size, max_size=size))
-    leaf = torch.tensor(raw, dtype=torch.uint8).view(kind).reshape(shape)
-    content = write_request(TOKEN, 0, Request("train", 0, False, {"leaf": leaf}))
-    assert content["download"]["leaf"].data == bytes(raw)
-    assert same(read_request(content)[2].download, {"leaf": leaf})
-
-
 # -------------------- hostile content
 
 
@@ -104,11 +92,8 @@ def upload(name: str = "x", **changes: Any) -> RecordDict:
         {"stype": "numpy.ndarray"},
         {"dtype": "object"},
         {"data": b"\0" * 7},
-        {"data": b"\0" * 12},
         {"shape": (2**62, 4)},
-        {"shape": (1,) * 65, "data": b"\0" * 4},
         {"shape": (0, 2**31 - 1, 2**31 - 1, 2**31 - 1), "data": b""},
-        {"shape": (2**30, 2**30, 2**30), "data": b""},
         {"name": "x\n\x1b[31mError"},
         {"name": "y" * 5000},
     ],
@@ -121,33 +106,22 @@ def test_an_array_that_is_none_is_named(changes: dict[str, Any]) -> None:
     assert len(str(error.value)) < 400
 
 
-ANSWERS: list[tuple[dict[str, Any], str]] = [
-    ({**upload(), "more": ConfigRecord({"x": 1})}, "the message holds `upload`, `metrics`, `more`"),
-    ({}, "the message holds nothing"),
-    ({"\x1b[2J": ConfigRecord({})}, "the message holds `?[2J`"),
-    ({**upload(), "upload": MetricRecord({"x": 1.0})}, "`upload` is a `MetricRecord`"),
-    ({**upload(), "metrics": MetricRecord({"losses": [1, 2]})}, "something else than lists of floats"),
-    ({**upload(), "metrics": MetricRecord({"losses": 1.0})}, "something else than lists of floats"),
-    ({"error": ConfigRecord({"reason": 1})}, "`error` has other entries than reason"),
-]
-
-
-@pytest.mark.parametrize(("records", "reason"), ANSWERS)
-def test_an_answer_that_is_none_is_named(records: dict[str, Any], reason: str) -> None:
-    with pytest.raises(MessageError) as error:
-        read_answer(carried(RecordDict(records)))
-    assert reason in str(error.value)
-
-
 @pytest.mark.parametrize(
-    "changes", [{"kind": "steal"}, {"round": -1}, {"round": True}, {"client": "0"}, {"experiment": b"ab"}, {"seed": 1}]
+    ("read", "records", "reason"),
+    [
+        (read_answer, {**upload(), "more": ConfigRecord({"x": 1})}, "holds `upload`, `metrics`, `more`"),
+        (read_answer, {"\x1b[2J": ConfigRecord({})}, "holds `?[2J`"),
+        (read_answer, {**upload(), "upload": MetricRecord({"x": 1.0})}, "`upload` is a `MetricRecord`"),
+        (read_answer, {**upload(), "metrics": MetricRecord({"losses": [1, 2]})}, "something else than lists of floats"),
+        (read_answer, {"error": ConfigRecord({"reason": 1})}, "`error` has other entries than reason"),
+        (read_request, {"download": ArrayRecord(), "request": ConfigRecord({"client": "0"})}, "`request` has"),
+        (read_introduction, {"node": ConfigRecord({"partition": 1.0, "fedmate": "0"})}, "`node` has other entries"),
+    ],
 )
-def test_a_request_or_introduction_that_is_none_is_refused(changes: dict[str, Any]) -> None:
-    asked = {"experiment": TOKEN, "client": 0, "kind": "train", "round": 0, "evaluate": False, **changes}
-    with pytest.raises(MessageError, match="`request` has"):
-        read_request(carried(RecordDict({"download": ArrayRecord(), "request": ConfigRecord(asked)})))
-    with pytest.raises(MessageError, match="`node` has other entries"):
-        read_introduction(RecordDict({"node": ConfigRecord({"partition": 1.0, "fedmate": "0", **changes})}))
+def test_a_message_that_is_none_is_refused(read: Callable[[Any], Any], records: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MessageError) as error:
+        read(carried(RecordDict(records)))
+    assert reason in str(error.value)
 
 
 # -------------------- a client behind messages

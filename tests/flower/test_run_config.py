@@ -30,6 +30,8 @@ def composed(**values: Any) -> Experiment:
 
 
 def test_experiments_of_the_app_are_complete() -> None:
+    declared = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    assert declared["config"] == config()
     sites, digits = composed(experiment="sites"), composed()
     assert digits == composed(experiment="digits.toml")
     assert (digits.dataset.name, digits.method.name, digits.general.backend) == ("digits", "fedmate", "flower")
@@ -53,12 +55,8 @@ def test_single_values_are_changed_as_on_the_command_line() -> None:
     ("values", "sentence"),
     [
         ({"experiment": "digit"}, "`experiment` of the run config is `digit`, which the app does not have; did you"),
-        ({"experiment": "../x"}, "`experiment` of the run config is `../x`, which the app does not have; known are"),
         ({"min_clients": "2"}, "`min_clients` in `set` of the run config is the string '2'"),
-        ({"set": 3}, "`set` got `3`; write `key=value`"),
         ({"set": 'a="b'}, "where a quotation mark or bracket stands alone; close it."),
-        ({"set": "rounds=x"}, "`rounds` in `set` of the run config is the string 'x'; it must be a whole number."),
-        ({"set": "method.nme=x"}, "`method.nme` in `set` of the run config is not an option"),
         ({"set": "backend=vectorised"}, "`backend` is `vectorised`, but `flwr run` runs on Flower; leave it out."),
     ],
 )
@@ -66,11 +64,6 @@ def test_a_mistake_is_one_sentence(values: dict[str, Any], sentence: str) -> Non
     with pytest.raises(UserError) as caught:
         composed(**values)
     assert sentence in str(caught.value)
-
-
-def test_the_app_declares_what_is_read() -> None:
-    declared = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    assert declared["config"] == config()
 
 
 def test_other_runs_import_nothing_of_flower() -> None:

@@ -134,10 +134,7 @@ def test_a_server_that_was_stopped_goes_on_to_the_numbers_of_the_reference(app: 
     assert f"{app.folder / 'out'} is saved after round 2 of 3; a run with it as `out` goes on" in app.text
     # It goes on with the waits that its file has now.
     file, app.spoil = app.folder / "shares.toml", lambda client, request, answer: answer
-    usual = file.read_text()
-    file.write_text(f"patience = 50\nmin_clients = 4\n{usual}")
-    assert app.fail("shares") == "`min_clients` is 4, but there are 3 clients; lower it."
-    file.write_text(f"patience = 50\nmin_clients = 2\n{usual}")
+    file.write_text(f"patience = 50\nmin_clients = 2\n{file.read_text()}")
     output = app.run("shares")
     assert "fedper: continuing after round 2/3" in output
     assert f"Record: {app.folder / 'out'}\n" in output
@@ -192,20 +189,6 @@ def test_sites_that_fail_or_lie_are_left_out_and_named(app: App) -> None:
             assert own["mean"] is not None
 
 
-@pytest.mark.parametrize(
-    ("experiment", "set_", "sentence"),
-    [
-        ("share", "", "`experiment` of the run config is `share`"),
-        ("sites", "dataset.shape=[]", "`dataset.shape` is []"),
-        ("sites", "partition.examples=3", "`partition.examples` is `3`, but `dataset.name` is `sites`"),
-    ],
-)
-def test_a_mistake_writes_nothing(app: App, experiment: str, set_: str, sentence: str) -> None:
-    assert sentence in app.fail(experiment, set_=set_)
-    assert not (app.folder / "out").exists()
-    assert not app.transports
-
-
 # -------------------- nodes
 
 
@@ -213,16 +196,6 @@ def ask(site: Client, kind: Any) -> Answer:
     server = site.method.init_server(site.method.setup.model.init_params(), site.num_clients, site.key)
     down = site.method.download(server, torch.tensor(site.number))
     return site.answer(Request(kind, 0, True, flatten({part: down[part] for part in site.method.wire(0).down})))
-
-
-def test_the_state_of_a_share_lies_where_its_owner_says(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {**USUAL, "experiment": "shares"}
-    assert app.open(config, 1).state.folder == app.folder / "states" / TOKEN[:16] / "1"
-    named = open_client(config, {"partition-id": 0, "state": str(app.folder / "mine")}, TOKEN, app.folder)
-    assert named.state.folder.is_relative_to(app.folder / "mine")
-    monkeypatch.setenv("HOME", str(app.folder / "home"))
-    monkeypatch.delenv("FEDMATE_STATE")
-    assert app.open(config, 0).state.folder.is_relative_to(app.folder / "home/.local/state/fedmate")
 
 
 def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) -> None:
@@ -248,7 +221,7 @@ def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) ->
     assert view.metrics["pre"] == [pytest.approx((8 * own[1] + 24 * own[2]) / 32)]
 
 
-def test_nothing_of_its_data_is_told_when_it_cannot_be_used(app: App) -> None:
+def test_a_site_that_cannot_use_its_data_keeps_the_reason_to_itself(app: App) -> None:
     file = app.folder / "site-0.toml"
     file.write_text(file.read_text().replace("cat", "secret disease"))
     with pytest.raises(SiteDataError) as caught:
@@ -279,10 +252,9 @@ class FakeGrid:
     """A grid that has more nodes each time it is asked."""
 
     def __init__(self, *counts: int) -> None:
-        self.counts, self.asked = list(counts), 0
+        self.counts = list(counts)
 
     def get_node_ids(self) -> list[int]:
-        self.asked += 1
         return list(range(self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]))
 
 
@@ -290,28 +262,19 @@ class InMemoryGrid(FakeGrid):
     """Called as Flower calls the grid of a simulation."""
 
 
-def reached(grid: FakeGrid, patience: float = 60.0, done: int = 0) -> tuple[Any, list[str]]:
+def reached(grid: FakeGrid, patience: float = 60.0) -> tuple[Any, list[str]]:
     console = Console(file=io.StringIO(), width=140)
-    work = Federated(Path(), TOKEN, CLIENTS, 1, patience, NO_INPUTS, done)
+    work = Federated(Path(), TOKEN, CLIENTS, 1, patience, NO_INPUTS, 0)
     with over(grid, console)(work) as transport:
         return transport, console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
 def test_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.01)
-    monkeypatch.setattr(server, "LATECOMERS", 0.05)
     transport, lines = reached(FakeGrid(0, 1, 1, 3))
     assert lines == [f"{n} of 3 nodes are connected; waiting up to 60 s." for n in (0, 1)]
     # Later rounds begin without those that have left.
     assert (transport.patience, transport._alive) == (60.0, None)
-    assert reached(FakeGrid(2), patience=0.05)[0].patience == 0.05
-    # A run that goes on waits a little only for more than enough; one that begins waits for all.
-    _, lines = reached(FakeGrid(0, 1), 600.0, done=2)
-    assert [line.partition(" nodes")[0] for line in lines] == ["0 of 3", "1 of 3"]
-    monkeypatch.setattr(server, "LATECOMERS", -1.0)
-    fresh = FakeGrid(0, 1, 1, 1, 3)
-    reached(fresh, 600.0)
-    assert fresh.asked == 5
 
 
 def test_a_simulation_has_a_node_for_each_client_and_must_not_lose_one(monkeypatch: pytest.MonkeyPatch) -> None:

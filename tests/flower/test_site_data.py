@@ -49,18 +49,6 @@ def raw(data: ClientData) -> list[int]:
     return numbers
 
 
-def test_a_file_says_where_data_and_state_lie_from_wherever_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    write(tmp_path / "here", 'state = "kept"\n[data]\nloader = "folder"\npath = "images"\nsize = 8\n')
-    monkeypatch.chdir(tmp_path)
-    site = read_site(Path("here/site.toml"))
-    assert (site.path, site.state) == (tmp_path / "here" / "site.toml", tmp_path / "here" / "kept")
-    assert (site.loader.name, site.loader.options["path"]) == ("folder", str(tmp_path / "here" / "images"))
-    assert (site.loader.options["size"], site.loader.options["grey"], site.class_names) == (8, False, ())
-
-
 NPZ = '[data]\nloader = "npz"\n'
 OWN = f'{NPZ}path = "own.npz"\n'
 
@@ -68,16 +56,10 @@ OWN = f'{NPZ}path = "own.npz"\n'
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("x", "is not valid TOML"),
         (f'stat = "x"\n{NPZ}', "there is no key `stat`; did you mean `state`?"),
         ("", "`data.loader` is missing; write `[data]`"),
-        ('[data]\nloader = "foldr"', "`foldr` is not among the datasets; did you mean `folder`?"),
         ('[data]\nloader = "sites"', "`data.loader` is `sites`, which reads no files"),
         (f"{NPZ}flip = true", "`data.flip` is set, which the experiment sets for all sites alike"),
-        (f'{NPZ}pth = "x"', "`dataset.pth` in its `[data]`"),
-        ('[data]\nloader = "folder"\nsize = 0', "`dataset.size` is 0; set it to a finite number at least 1"),
-        (f'{NPZ}class_names = ["a", "a"]', "give a list with a different name for each"),
-        (NPZ, "`dataset.path` is ``, which is no file"),
         (OWN, "its class `0` is none of the experiment's; set `data.class_names`"),
         (f'{OWN}class_names = ["ant", "beetle"]', "its class `beetle` is none of the experiment's"),
         (f'{OWN}class_names = ["ant"]', "`data.class_names` has 1 names, but the samples have 2 labels; name each."),
@@ -144,10 +126,3 @@ def test_images_in_folders_are_read(tmp_path: Path) -> None:
     assert all((mark >= 200) == (y == 2) for mark, y in zip(raw(train), train.y.tolist(), strict=True))
     with pytest.raises(UserError, match=r"shape \[3, 2, 2\], those of the experiment \[1, 2, 2\].*`data\.grey`"):
         load_data(read_site(write(tmp_path, text)), experiment())
-
-
-def test_the_cache_stays_with_the_site_and_is_its_owners_alone(tmp_path: Path) -> None:
-    site = npz(tmp_path, np.arange(30) % 3, CLASSES)
-    load_data(site, experiment())
-    assert [path.parent for path in tmp_path.rglob("*.safetensors")] == [site.state / "cached"]
-    assert site.state.stat().st_mode & 0o077 == 0

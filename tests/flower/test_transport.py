@@ -161,9 +161,6 @@ def test_enough_nodes_are_waited_for_and_in_a_simulation_all(grid: Grid) -> None
     assert answered(transport(grid).send(requests(0, 1, 2), 2)) == [True, True, False]
     assert 130 <= grid.now < 135
     assert all(answered(transport(grid, alive=lambda: True).send(requests(0, 1, 2), 1)))
-    grid.nodes.clear()
-    assert set(transport(grid).send(requests(0, 1), 1).values()) == {ErrorReply(ABSENT)}
-    assert 210 <= grid.now < 215
 
 
 # -------------------- replies
@@ -193,18 +190,6 @@ def test_the_next_answer_is_waited_for_not_the_last(grid: Grid) -> None:
     assert all(message.ttl > 3 * 50 for message in grid.sent)
 
 
-def test_an_answer_that_flower_cannot_unpack_spoils_no_other(grid: Grid) -> None:
-    def reply(client: int, message: Sent) -> RecordDict:
-        if client == 1:
-            raise ValueError("Error parsing message")
-        return good(message)
-
-    grid.reply = reply
-    found = transport(grid).send(requests(0, 1, 2), 3)
-    assert found[1] == ErrorReply("answer refused, it cannot be unpacked (ValueError)")
-    assert answered(found) == [True, False, True]
-
-
 def test_a_node_that_comes_back_has_lost_what_it_was_asked(grid: Grid) -> None:
     ours = transport(grid, patience=600.0)
 
@@ -223,43 +208,18 @@ def test_a_node_that_comes_back_has_lost_what_it_was_asked(grid: Grid) -> None:
     assert ours.send(requests(0, 1), 1)[1] == ErrorReply(ABSENT)
 
 
-def test_a_busy_node_is_waited_for_if_it_is_needed(grid: Grid) -> None:
-    grid.nodes[44], grid.slow = 9, {22: grid.now + 120, 44: 1e9}
-    assert all(answered(transport(grid, patience=600.0).send(requests(0, 1, 2), 2)))
-    assert grid.now < 225
-
-
-POOL, DIED = (
-    "<class 'IndexError'>:<'pop from empty list'>",
-    "<class 'ray.exceptions.ActorDiedError'>:<'It died.\n pid'>",
-)
-TASK = "<class 'ray.exceptions.RayTaskError(X)'>:<'\x1b[36mray::run()\n  File 'y'\nImportError: no module\n'>"
-
-
-@pytest.mark.parametrize(
-    ("reasons", "cause"),
-    [
-        # That no worker is left for a message says less than why.
-        ([POOL, DIED, POOL], "ray.exceptions.ActorDiedError: It died."),
-        ([POOL] * 3, "IndexError: pop from empty list"),
-        ([POOL, POOL, TASK], "ImportError: no module"),
-    ],
-)
-def test_an_error_of_flower_in_a_simulation_ends_it(grid: Grid, reasons: list[str], cause: str) -> None:
-    grid.reply = lambda client, message: Error(0, reasons[client])
-    with pytest.raises(LostError) as lost:
+def test_an_error_of_flower_in_a_simulation_ends_it(grid: Grid) -> None:
+    # That no worker is left for a message says less than why.
+    pool, died = "<class 'IndexError'>:<'pop from empty list'>", "<class 'ray.exceptions.ActorDiedError'>:<'It died.'>"
+    grid.reply = lambda client, message: Error(0, [pool, died, pool][client])
+    with pytest.raises(LostError, match=r"has died or failed \(ray.exceptions.ActorDiedError: It died.\)"):
         transport(grid, alive=lambda: True).send(requests(0, 1, 2), 3)
-    assert str(lost.value) == f"a worker process of the simulation has died or failed ({cause})"
     # A client's own error does not.
     grid.reply = lambda client, message: write_reply(ErrorReply("odd")) if client == 2 else good(message)
     assert answered(transport(grid, alive=lambda: True).send(requests(0, 1, 2), 3)) == [True, True, False]
-
-
-def test_a_simulation_that_ended_is_not_waited_for(grid: Grid) -> None:
     grid.reply = lambda client, message: None
     with pytest.raises(LostError, match="the simulation has ended by itself"):
         transport(grid, alive=lambda: grid.now < 105).send(requests(0), 1)
-    assert grid.now < 106
 
 
 @pytest.mark.parametrize("call", ["get_nodes", "push_messages", "pull_messages"])
