@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tests.flower.loop import CLIENTS, TOKEN, Loop, built, one_round, over, start, without_diagnostics
+from tests.flower.loop import TOKEN, Loop, built, one_round, over, start, without_diagnostics
 from torch import Tensor
 from torch.testing import assert_close
 
-import fedmate
 from fedmate.backends.base import Backend, Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.core import flatten, make_key
 from fedmate.core.serialise import pack, unpack
-from fedmate.errors import UserError
 from fedmate.experiment.build import Built
-from fedmate.experiment.export import export_model
-from fedmate.experiment.record import Record
-from fedmate.experiment.restore import Restored
-from fedmate.flower import backend as module
-from fedmate.flower.backend import IDENTITY, Federated, TooFewError, identity
-from fedmate.flower.messages import Answer, ErrorReply, Reply, Request
-from fedmate.flower.simulation import rebuild
-from fedmate.flower.transport import Transport
+from fedmate.flower.backend import TooFewError
+from fedmate.flower.messages import Answer, ErrorReply, Reply
 
 PARTICIPANTS = ((0, 1, 3), (1, 2), (0, 2, 3))
 
@@ -170,65 +159,3 @@ def test_a_single_client_cannot_bring_views_into_the_record(tmp_path: Path) -> N
     views = backend.view(start(ready), task)
     assert list(views) == ["pre"]
     assert views["pre"].isnan().all()
-
-
-# -------------------- whole runs
-
-SETTINGS = {
-    "rounds": 3,
-    "eval_every": 3,
-    "device": "cpu",
-    "dtype": "float64",
-    "partition": {"clients": CLIENTS},
-    "training": {"epochs": 1},
-}
-
-
-class Here(Transport):
-    """Clients as a worker of a simulation would rebuild them."""
-
-    def __init__(self, run: Federated) -> None:
-        self.make = rebuild(run.folder, run.inputs, run.experiment)
-
-    def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
-        return {client: self.make(client).answer(request) for client, request in requests.items()}
-
-
-def go(folder: Path, name: str) -> Record:
-    return fedmate.run({**SETTINGS, "backend": name, "method": {"name": "fedmate"}}, out=folder)
-
-
-def figures(record: Record) -> list[dict[str, Any]]:
-    return [{**row, "seconds": 0} for row in record.metrics]
-
-
-def test_a_run_and_its_exported_models_are_those_of_the_reference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "simulated", lambda run: nullcontext(Here(run)))
-    there, here = go(tmp_path / "there", "flower"), go(tmp_path / "here", "sequential")
-    assert figures(there) == figures(here)
-    assert there.rounds == here.rounds
-    assert_close(Restored(there.folder).server, Restored(here.folder).server, rtol=0, atol=0)
-    # The states of clients lie with the clients, and are found there.
-    assert not list((there.folder / "checkpoint" / "clients").iterdir())
-    for client in range(CLIENTS):
-        states = [flatten(Restored(record.folder).client(client)) for record in (there, here)]
-        assert_close(states[0], states[1], rtol=0, atol=0)
-        models = [export_model(record.folder, client).module.state_dict() for record in (there, here)]
-        assert_close(models[0], models[1], rtol=0, atol=0)
-    (there.folder / "sites").rename(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="has no states of clients: each site keeps its own"):
-        export_model(there.folder, 0)
-    # A run under way gets no other token: its clients would begin anew without notice.
-    token, file = identity(there.folder), there.folder / IDENTITY
-    assert json.loads(file.read_bytes()) == {"experiment": token}
-    for damaged in (b"", b"{}", b"[]", b'{"experiment": "../../secret"}', b"\xff"):
-        file.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"`.*federation.json` holds the token .* cannot be used"):
-            identity(there.folder)
-
-
-def test_held_out_clients_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"`holdout_clients` is 0\.5, which the back end `flower` does not"):
-        fedmate.run({**SETTINGS, "backend": "flower", "holdout_clients": 0.5}, out=tmp_path / "run")

@@ -69,31 +69,8 @@ def serving(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    keys.make_keys(tmp_path / "keys", ["localhost"], [], days=365)
-    return tmp_path / "keys"
-
-
 def points(link: str | None = None, ca: Path | None = None, site: Path | None = None, **more: Any) -> dict[str, Point]:
     return {point.name: point for point in check(site, link, ca, more.get("experiment"))}
-
-
-@pytest.mark.parametrize(("ahead", "is_fine", "word"), [(60, True, "behind"), (-400, False, "set the clock")])
-def test_a_superlink_and_the_clock(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, is_fine: bool, word: str
-) -> None:
-    monkeypatch.setattr(SuperLink, "ahead", ahead)
-    keys.make_keys(tmp_path / "others", ["localhost"], [], days=1)
-    with serving(folder) as address:
-        found = points(address, folder / "ca.crt")
-        other = points(address, tmp_path / "others" / "ca.crt")
-    assert [(point.name, point.is_fine) for point in found.values()] == [("superlink", True), ("clock", is_fine)]
-    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365)
-    assert f"valid until {until:%Y-%m-%d}" in found["superlink"].text
-    assert word in found["clock"].text
-    assert "is refused (unable to get local issuer certificate): is `--root" in other["superlink"].text
-    assert "`127.0.0.1:9` is not reached" in points("127.0.0.1:9", folder / "ca.crt")["superlink"].text
 
 
 def site_of(folder: Path, names: tuple[str, ...] = ("dog", "horse"), shape: tuple[int, ...] = (1, 4, 4)) -> Path:
@@ -177,7 +154,7 @@ def test_the_status_of_a_run_a_site_file_and_the_default(tmp_path: Path, monkeyp
     assert command("status") == command("status", tmp_path / "state") == command("status", site_of(tmp_path))
 
 
-def test_the_commands_keys_and_check(tmp_path: Path) -> None:
+def test_the_commands_keys_and_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "keys"
     words = ["keys", folder, "--server", "localhost", "--sites", "2"]
     lines = command(*words)
@@ -185,10 +162,19 @@ def test_the_commands_keys_and_check(tmp_path: Path) -> None:
     assert lines[-1] == f"Register with: flwr supernode register {folder / 'site-1.pub'} deploy"
     assert all(line.startswith("there ") for line in command(*words))
     site, experiment = site_of(tmp_path), tmp_path / "experiment.toml"
+    keys.make_keys(tmp_path / "others", ["localhost"], [], days=1)
     with serving(folder) as address:
         link = ["--superlink", address, "--root-certificates", folder / "ca.crt"]
         found = command("check", site, *link, "--experiment", experiment)
+        other = points(address, tmp_path / "others" / "ca.crt")["superlink"]
+        monkeypatch.setattr(SuperLink, "ahead", -400)
+        clock = points(address, folder / "ca.crt")["clock"]
     assert [line.split()[:2] for line in found] == [
         ["ok", name] for name in ("superlink", "clock", "site", "state", "data")
     ]
+    assert not other.is_fine
+    assert "is refused (unable to get local issuer certificate): is `--root" in other.text
+    assert not clock.is_fine
+    assert "set the clock" in clock.text
+    assert "`127.0.0.1:9` is not reached" in points("127.0.0.1:9", folder / "ca.crt")["superlink"].text
     assert CliRunner().invoke(deploy, ["check", str(tmp_path / "no.toml")]).exit_code == 2

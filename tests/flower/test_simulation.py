@@ -26,6 +26,7 @@ from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.export import export_model
 from fedmate.experiment.prepare import begin, stored_experiment
 from fedmate.experiment.request import NO_INPUTS, UserInputs
 from fedmate.experiment.run import Observer, run
@@ -175,7 +176,7 @@ def test_an_interrupt_and_a_killed_worker_leave_a_run_that_goes_on(
     capfd: pytest.CaptureFixture[str],
     check_nothing_left: Callable[[], None],
 ) -> None:
-    """A signal in round 2, a killed worker in round 3; resumed twice, FedAvg ends with the reference's numbers."""
+    """A signal in round 2, a killed worker in round 3; resumed twice, FedPer ends with the reference's numbers."""
     folder = tmp_path / "flower"
 
     def kill_a_worker() -> None:
@@ -183,8 +184,8 @@ def test_an_interrupt_and_a_killed_worker_leave_a_run_that_goes_on(
         wait_for(lambda: bool(with_mark(os.environ[MARK], WORKER)), 20, "there is a worker")
         os.kill(with_mark(os.environ[MARK], WORKER)[0], signal.SIGKILL)
 
-    finished(tmp_path / "reference", "sequential", "fedavg", rounds=4)
-    built, listener = ready("flower", "fedavg", 4), Listener()
+    finished(tmp_path / "reference", "sequential", "fedper", rounds=4)
+    built, listener = ready("flower", "fedper", 4), Listener()
     begin(folder, built)
     during(monkeypatch, lambda: listener.done == 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with hearing_signals(), pytest.raises(KeyboardInterrupt):
@@ -203,6 +204,7 @@ def test_an_interrupt_and_a_killed_worker_leave_a_run_that_goes_on(
     check_equal(folder, tmp_path / "reference")
     check_nothing_left()
     assert capfd.readouterr() == ("", "")
+    check_models_and_token(folder, tmp_path / "reference")
 
 
 @contextmanager
@@ -227,13 +229,32 @@ def during(monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool], do: Callab
     monkeypatch.setattr(GridTransport, "_rest", rest)
 
 
+def check_models_and_token(folder: Path, reference: Path) -> None:
+    """Check models with the states of clients, the error without these, and that no run gets another token."""
+    for client in range(CLIENTS):
+        models = [export_model(place, client).module.state_dict() for place in (folder, reference)]
+        assert_close(models[0], models[1], rtol=0, atol=0)
+    (folder / "sites").rename(folder / "elsewhere")
+    with pytest.raises(UserError, match="has no states of clients: each site keeps its own"):
+        export_model(folder, 0)
+    for damaged in (b"", b"[]", b'{"experiment": "../../secret"}', b"\xff"):
+        (folder / IDENTITY).write_bytes(damaged)
+        with pytest.raises(UserError, match=r"`.*federation.json` holds the token .* cannot be used"):
+            identity(folder)
+
+
 # -------------------- parts
 
 
 def flower(folder: Path) -> Flower:
-    built = ready("sequential", "fedavg", 2)
+    built = ready("sequential", "fedper", 2)
     begin(folder, built)
     return Flower(built.method, built.federation, torch.tensor(3))
+
+
+def test_held_out_clients_are_refused() -> None:
+    with pytest.raises(UserError, match=r"`holdout_clients` is 0\.5, which the back end `flower` does not"):
+        build(resolve([ConfigSource("test", {"backend": "flower", "holdout_clients": 0.5})]))
 
 
 def test_a_simulation_that_does_not_start_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

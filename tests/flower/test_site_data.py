@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from fedmate.core import ClientData
 from fedmate.errors import UserError
@@ -113,16 +112,3 @@ def test_samples_are_read_as_the_experiment_declares(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="its images hold float32 values, but the experiment takes bytes"):
         load_data(numbers, experiment())
     assert float(load_data(numbers, experiment(mean=[0.5], std=[0.5]))[0].x.min()) == -1
-
-
-def test_images_in_folders_are_read(tmp_path: Path) -> None:
-    for name, shade in (("bee", 0), ("cat", 200)):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(10):
-            Image.new("RGB", (2, 2), (shade + i,) * 3).save(tmp_path / "images" / name / f"{i}.png")
-    text = '[data]\nloader = "folder"\npath = "images"\n'
-    train, test = load_data(read_site(write(tmp_path, f"{text}grey = true\n")), experiment())
-    assert sorted(train.y.tolist() + test.y.tolist()) == [1] * 10 + [2] * 10
-    assert all((mark >= 200) == (y == 2) for mark, y in zip(raw(train), train.y.tolist(), strict=True))
-    with pytest.raises(UserError, match=r"shape \[3, 2, 2\], those of the experiment \[1, 2, 2\].*`data\.grey`"):
-        load_data(read_site(write(tmp_path, text)), experiment())
