@@ -41,6 +41,7 @@ class Federation:
             (folder / name).mkdir()
         (folder / "home" / "config.toml").write_text(
             f'[superlink.deploy]\naddress = "{HERE}:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"\n'
+            '[superlink.local]\naddress = ":local:"\n'
         )
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -106,7 +107,12 @@ class Federation:
 
     def command(self, *arguments: str | Path) -> str:
         done = subprocess.run(
-            list(map(str, arguments)), env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
+            list(map(str, arguments)),
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -134,12 +140,6 @@ class Federation:
         """Start a run of an app; the process ends with it."""
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         return self.start(name, "flwr", "run", app, "deploy", "--stream", "--run-config", settings)
-
-    def run_status(self, name: str) -> str:
-        """Return how Flower says that a run has ended."""
-        number = self.log(name).partition("Successfully started run ")[2].split()[0]
-        told = json.loads(self.command("flwr", "list", "deploy", "--run-id", number, "--format", "json"))
-        return str(told["runs"][0]["status"])
 
     def node_command(self, key: str | None, config: str) -> list[str | Path]:
         """Return the command that starts a SuperNode, with a key or with none."""

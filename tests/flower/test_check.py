@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 import fedmate
 from fedmate.cli.deploy import deploy
-from fedmate.errors import UserError
 from fedmate.flower import keys
 from fedmate.flower.check import Point, check, status
 from fedmate.flower.client_state import ClientState
@@ -73,9 +72,9 @@ def points(link: str | None = None, ca: Path | None = None, site: Path | None = 
     return {point.name: point for point in check(site, link, ca, more.get("experiment"))}
 
 
-def site_of(folder: Path, names: tuple[str, ...] = ("dog", "horse"), shape: tuple[int, ...] = (1, 4, 4)) -> Path:
+def site_of(folder: Path, names: tuple[str, ...] = ("dog", "horse")) -> Path:
     labels = np.arange(20) % len(names)
-    np.savez(folder / "data.npz", train_x=np.zeros((20, *shape), np.uint8), train_y=labels)
+    np.savez(folder / "data.npz", train_x=np.zeros((20, 1, 4, 4), np.uint8), train_y=labels)
     text = f'[data]\nloader = "npz"\npath = "data.npz"\nclass_names = {list(names)}\n'
     (folder / "site.toml").write_text(text)
     (folder / "experiment.toml").write_text(EXPERIMENT)
@@ -89,14 +88,11 @@ def test_the_data_of_a_site(tmp_path: Path) -> None:
     assert found["data"].text == "16 training and 4 test samples, of 2 of the experiment's 3 classes"
     assert f"`{tmp_path / 'state'}` will be made" in found["state"].text
     assert not (tmp_path / "state").exists()
-    for names, shape, text in ((("dog", "mouse"), (1, 4, 4), "`mouse`"), (("dog", "cat"), (1, 5, 5), "[1, 5, 5]")):
-        found = points(site=site_of(tmp_path, names, shape), experiment=experiment)
-        assert [point.is_fine for point in found.values()] == [True, True, False]
-        assert text in found["data"].text
+    found = points(site=site_of(tmp_path, ("dog", "mouse")), experiment=experiment)
+    assert [point.is_fine for point in found.values()] == [True, True, False]
+    assert "`mouse`" in found["data"].text
     (tmp_path / "state").touch(mode=0o777)
     assert "cannot be written to; choose another folder" in points(site=tmp_path / "site.toml")["state"].text
-    found = points(site=tmp_path / "no.toml", experiment=experiment)
-    assert [(point.name, point.is_fine) for point in found.values()] == [("site", False)]
 
 
 def taken_part(folder: Path, experiment: str, client: int, rounds: int) -> Path:
@@ -112,10 +108,8 @@ def test_a_site_has_a_line_for_each_client_it_has_been_the_latest_last(tmp_path:
     first = taken_part(tmp_path, FIRST, 1, 2)
     os.utime(first, (1e9, 1e9))
     lines = list(status(tmp_path))
-    assert [line.partition(" done, ")[0] for line in lines] == [
-        f"experiment {FIRST[:16]}, client 1: round 2",
-        f"experiment {SECOND[:16]}, client 1: round 3",
-    ]
+    assert lines[0].startswith(f"experiment {FIRST[:16]}, client 1: round 2 done, ")
+    assert lines[1].startswith(f"experiment {SECOND[:16]}, client 1: round 3 done, ")
     assert lines[1].endswith("Z; 324 bytes sent in all")
     (first / "state.safetensors").write_bytes(b"torn")
     with (first / "audit.csv").open("a") as audit:
@@ -123,8 +117,6 @@ def test_a_site_has_a_line_for_each_client_it_has_been_the_latest_last(tmp_path:
     line, damage, _ = status(tmp_path)
     assert line.endswith("client 1: no round done; 216 bytes sent in all")
     assert "its state is damaged" in damage
-    with pytest.raises(UserError, match="`state` folder"):
-        list(status(tmp_path / "missing"))
 
 
 def command(*words: object) -> list[str]:

@@ -11,7 +11,6 @@ import pytest
 from cryptography.x509 import DNSName, IPAddress, load_pem_x509_certificate
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.flower.keys import Item, make_keys, site_names
 
@@ -68,24 +67,6 @@ def test_sites_and_servers_are_added_later_and_nothing_else_changes(tmp_path: Pa
     (tmp_path / "essen.pub").write_text("ecdsa-sha2-nistp384 AAAA essen\n")
     items = make_keys(tmp_path, [], ["essen"], days=30)
     assert [(item.path.name, item.is_new) for item in items] == [("essen.pub", False)]
-
-
-def test_keys_that_a_kill_left_half_made_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, left = storage.write_new, 3
-
-    def killed(path: Path, data: bytes, mode: int = storage.MODE) -> None:
-        if len(contents(tmp_path)) == left:
-            raise KeyboardInterrupt
-        write(path, data, mode)
-
-    monkeypatch.setattr(storage, "write_new", killed)
-    with pytest.raises(KeyboardInterrupt):
-        make_keys(tmp_path, ["localhost"], ["essen"], days=30)
-    before = contents(tmp_path)
-    monkeypatch.setattr(storage, "write_new", write)
-    assert len(made(make_keys(tmp_path, ["localhost"], ["essen"], days=30))) == 6 - left
-    assert {name: contents(tmp_path)[name] for name in before} == before
-    verify(tmp_path, tmp_path / "ca.crt", "localhost")
 
 
 def test_an_authority_that_cannot_sign(tmp_path: Path) -> None:

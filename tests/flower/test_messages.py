@@ -12,9 +12,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from tests.flower.loop import TOKEN, Loop, built, start
 
-from fedmate import __version__
 from fedmate.backends.base import itemise
 from fedmate.core import flatten, select, unflatten
+from fedmate.core.serialise import pack
 from fedmate.errors import UserError
 from fedmate.flower.client import Client
 from fedmate.flower.messages import (
@@ -32,7 +32,7 @@ from fedmate.flower.messages import (
     write_reply,
     write_request,
 )
-from fedmate.flower.node import answer, introduce
+from fedmate.flower.node import answer
 
 LEAVES = {
     "classifier/bias": torch.tensor([0.1, -math.inf, math.nan], dtype=torch.float32),
@@ -44,11 +44,7 @@ LEAVES = {
 
 def same(found: Leaves, expected: Leaves) -> bool:
     """Names, their order, types, shapes and bits."""
-    return list(found) == list(expected) and all(
-        (found[path].dtype, found[path].shape) == (leaf.dtype, leaf.shape)
-        and bytes(found[path].numpy().tobytes()) == leaf.numpy().tobytes()
-        for path, leaf in expected.items()
-    )
+    return list(found) == list(expected) and pack(dict(found), {}) == pack(dict(expected), {})
 
 
 def carried(content: Any) -> Any:
@@ -165,8 +161,3 @@ def test_an_error_becomes_a_sentence_that_says_nothing_of_the_site(client: Clien
     assert reason(asked=0) == "client 0 is asked, but this is client 1"
     assert reason().startswith("the download of round 1 is none of this experiment")
     assert not (client.state.folder / "state.safetensors").exists()
-
-
-def test_a_node_introduces_itself() -> None:
-    assert read_introduction(introduce({"partition-id": 3})) == Introduction(3, __version__)
-    assert isinstance(read_introduction(introduce({})), ErrorReply)
