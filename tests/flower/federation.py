@@ -10,18 +10,39 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
-
-from tests.flower.processes import MARK, wait_for, with_mark
 
 from fedmate.flower.environment import QUIET
 from fedmate.flower.keys import make_keys
 
 APP = Path(__file__).parents[2] / "flower"
 HERE = "127.0.0.1"
+MARK = "FEDMATE_TEST"
+"""Processes that a test has started, at first or second hand, have it in their environment."""
+
+
+def with_mark(mark: str, command: str = "") -> list[int]:
+    """Return the numbers of the other processes with a mark, and with a word in their command line."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        # A process may end while it is looked at; those of others cannot be read.
+        with suppress(OSError):
+            ours = f"{MARK}={mark}".encode() in (place / "environ").read_bytes().split(b"\0")
+            if ours and int(place.name) != os.getpid() and command.encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str, pause: float = 0.1) -> None:
+    """Wait until something holds, or raise `TimeoutError`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}, not in {seconds:g} s")
+        time.sleep(pause)
 
 
 def free_port() -> int:

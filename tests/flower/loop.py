@@ -77,7 +77,3 @@ def start(ready: Built) -> Tree:
 
 def one_round(backend: Backend, ready: Built, *participants: int) -> RoundResult:
     return backend.run_round(start(ready), Round(0, participants, evaluate=False))
-
-
-def without_diagnostics(server: Tree) -> Tree:
-    return {part: content for part, content in server.items() if part != "diagnostics"}

@@ -91,7 +91,7 @@ def test_the_data_of_a_site(tmp_path: Path) -> None:
     found = points(site=site_of(tmp_path, ("dog", "mouse")), experiment=experiment)
     assert [point.is_fine for point in found.values()] == [True, True, False]
     assert "`mouse`" in found["data"].text
-    (tmp_path / "state").touch(mode=0o777)
+    (tmp_path / "state").touch()
     assert "cannot be written to; choose another folder" in points(site=tmp_path / "site.toml")["state"].text
 
 

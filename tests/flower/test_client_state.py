@@ -49,9 +49,8 @@ def test_experiments_and_clients_do_not_meet(store: ClientState, tmp_path: Path)
     # Two experiments whose tokens begin alike share a folder, but not a state.
     with pytest.raises(UserError, match="that of another client"):
         ClientState(tmp_path, EXPERIMENT[:-1] + "0", 4).begin(1, state(0))
-    for odd in ("../../secret", "ab", ""):
-        with pytest.raises(ValueError, match="is no token"):
-            ClientState(tmp_path, odd, 0)
+    with pytest.raises(ValueError, match="is no token"):
+        ClientState(tmp_path, "../../secret", 0)
 
 
 def test_a_damaged_state_is_refused_and_left_alone(store: ClientState) -> None:

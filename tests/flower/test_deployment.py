@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from sklearn.datasets import load_digits
-from tests.flower.federation import APP, Federation
-from tests.flower.processes import wait_for
+from tests.flower.federation import APP, Federation, wait_for
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -198,15 +197,11 @@ def test_a_server_that_was_killed_has_the_record_of_an_undisturbed_one(story: St
     assert list(status(story.folder))[1:] == [f"  client {i}: last answered in round {ROUNDS}" for i in range(SITES)]
 
 
-def test_a_site_that_was_killed_keeps_its_private_state(story: Story, place: Place, reference: Path) -> None:
+def test_sites_have_their_private_state_and_log(story: Story, place: Place, reference: Path) -> None:
     for client in range(SITES):
         found, expected = (tensors(place.state(run, client) / "state.safetensors") for run in (story.folder, reference))
         assert_close(found, expected, rtol=0, atol=0)
         assert any(path.startswith("after/") for path in found)
-
-
-def test_sites_know_what_has_left_them(story: Story, place: Place) -> None:
-    for client in range(SITES):
         folder = place.state(story.folder, client)
         (line,) = (line for line in status(place.sites[client] / "state") if folder.parent.name in line)
         assert f"client {client}: round {ROUNDS} done, " in line

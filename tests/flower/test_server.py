@@ -46,7 +46,6 @@ DATASETS = {
 USUAL = {"set": "", "out": "", "min-clients": 0, "patience": 0.0}
 PRIOR = {**USUAL, "experiment": "sites", "set": "method.name=fedavg method.own_prior=true"}
 LIES: tuple[list[float], ...] = ([2.0], [-0.1], [float("inf")], [0.5, 0.5], [])
-"""Reports that are no accuracies."""
 
 
 class Nodes(Transport):
@@ -139,7 +138,6 @@ def test_a_server_that_was_stopped_goes_on_to_the_numbers_of_the_reference(app: 
     assert "fedper: continuing after round 2/3" in output
     assert f"Record: {app.folder / 'out'}\n" in output
     assert [(one.run.patience, one.run.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
-    assert app.transports[0].run.experiment == app.transports[1].run.experiment
     reference = fedmate.run(file, set={"backend": "sequential"}, out=app.folder / "reference")
     record = Record(app.folder / "out")
     assert figures(record) == figures(reference)

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from tests.flower.processes import MARK, wait_for, with_mark
+from tests.flower.federation import MARK, wait_for, with_mark
 from torch import Tensor, nn
 from torch.testing import assert_close
 

@@ -98,13 +98,3 @@ def test_a_fifth_of_each_class_is_held_back_as_the_experiments_seed_says(tmp_pat
     train, test = load_data(own, experiment())
     assert (len(train.y), len(test.y)) == (20, 3)
     assert min(raw(test)) >= 100
-
-
-def test_samples_are_read_as_the_experiment_declares(tmp_path: Path) -> None:
-    site = npz(tmp_path, np.arange(20) % 3, CLASSES)
-    train, _ = load_data(site, experiment(mean=[10.0], std=[2.0], crop=1, flip=True))
-    assert train.is_augmented
-    assert torch.equal(train.x, (train.source.take(train.rows).float() - 10) / 2)
-    plain, _ = load_data(site, experiment())
-    assert not plain.is_augmented
-    assert torch.allclose(plain.x, (plain.source.take(plain.rows).float() - 127.5) / 127.5)
