@@ -40,11 +40,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def aliases(tree: Any) -> Any:
-    """Return the same places under other names: some operations change the shape of the very tensor they are given.
-
-    Arguments are nested in tuples, lists and dictionaries alone, and there are many of them: torch's own walk through
-    trees of any kind would take longer than the operations.
-    """
+    """Return the same places under other names: some operations change the shape of the very tensor they are given."""
     if isinstance(tree, Tensor):
         return tree.detach()
     if isinstance(tree, tuple | list):

@@ -33,17 +33,6 @@ def test_the_first_round_of_a_structure_runs_and_the_second_is_recorded() -> Non
     assert len(calls) == 3
 
 
-def test_inputs_are_known_by_their_names() -> None:
-    def apart(inputs: Tree) -> Tree:
-        return {"a": inputs["a"] + 1, "b": inputs["b"] + 2}
-
-    replays = Replays(OperationTape, pytest.fail)
-    for _ in range(2):
-        replays.run("x", apart, {"a": torch.zeros(2), "b": torch.ones(2)})
-    found = replays.run("x", apart, {"b": torch.ones(2), "a": torch.zeros(2)})
-    assert_close(found, {"a": torch.ones(2), "b": 3 * torch.ones(2)})
-
-
 def test_what_python_remembers_is_frozen() -> None:
     """Shows that a tape catches what a graph would get wrong: the tests of rounds can fail."""
     numbers = iter(range(10))
@@ -76,14 +65,3 @@ def test_what_cannot_be_recorded_runs_and_is_said_once() -> None:
     assert said == [
         "rounds cannot be captured as CUDA graphs (operation not permitted): they run operation by operation."
     ]
-
-
-def test_a_mistake_of_the_round_itself_is_not_swallowed() -> None:
-    def broken(inputs: Tree) -> Tree:
-        raise ValueError("in the round")
-
-    said: list[str] = []
-    replays = Replays(OperationTape, said.append)
-    for _ in range(3):
-        with pytest.raises(ValueError, match="in the round"):
-            replays.run("a", broken, {})

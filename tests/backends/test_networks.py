@@ -15,10 +15,10 @@ from fedmate.core import ClientData, Federation, Model, Setup, Training, client_
 from fedmate.methods import METHODS
 
 
-def model(module: nn.Module | None = None) -> Model:
+def model() -> Model:
     torch.manual_seed(0)
     layers = (nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3), nn.Linear(3, 2))
-    return Model(module or nn.Sequential(*layers), classifier="5")
+    return Model(nn.Sequential(*layers), classifier="5")
 
 
 @pytest.fixture
@@ -27,59 +27,32 @@ def data() -> ClientData:
     return client_data(torch.randn(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64))
 
 
-class CountingKernels(Kernels):
-    """Count how often they are asked."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __deepcopy__(self, memo: object) -> CountingKernels:
-        return self
+class WrongKernels(Kernels):
+    """Lose half of the gradient of the weights."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, block: Block) -> Pooled:
-        self.asked += 1
         return PlainKernels().forward(x, weight, bias, block)
 
     def backward(self, grad: Tensor, weight: Tensor, pooled: Pooled, block: Block, *, wants_x: bool) -> Gradients:
-        return PlainKernels().backward(grad, weight, pooled, block, wants_x=wants_x)
-
-
-class WrongKernels(CountingKernels):
-    """Lose half of the gradient of the weights."""
-
-    def backward(self, grad: Tensor, weight: Tensor, pooled: Pooled, block: Block, *, wants_x: bool) -> Gradients:
-        found = super().backward(grad, weight, pooled, block, wants_x=wants_x)
+        found = PlainKernels().backward(grad, weight, pooled, block, wants_x=wants_x)
         return found._replace(weight=found.weight / 2)
 
 
-class FailingKernels(CountingKernels):
+class FailingKernels(WrongKernels):
     """Do not compile."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor, block: Block) -> Pooled:
         raise RuntimeError("out of resource: shared memory\nmore")
 
 
-def test_a_network_with_blocks_runs_through_the_kernels(data: ClientData) -> None:
-    kernels = CountingKernels()
-    plain = model()
-    faster = computed_with(plain, kernels, data, "tf32", pytest.fail)
-    asked = kernels.asked
-    params = faster.init_params()
-    assert_close(faster.logits(params, data.x), plain.logits(params, data.x))
-    assert kernels.asked == asked + 1
-
-
 @pytest.mark.parametrize(
     ("kernels", "reason"),
     [(WrongKernels(), "its gradients differ by "), (FailingKernels(), "out of resource: shared memory)")],
 )
-def test_kernels_that_give_something_else_are_not_used(kernels: CountingKernels, reason: str, data: ClientData) -> None:
+def test_kernels_that_give_something_else_are_not_used(kernels: Kernels, reason: str, data: ClientData) -> None:
     said: list[str] = []
     plain = model()
-    faster = computed_with(plain, kernels, data, "tf32", said.append)
-    asked = kernels.asked
-    assert_close(faster.logits(plain.init_params(), data.x), plain.logits(plain.init_params(), data.x), rtol=0, atol=0)
-    assert kernels.asked == asked
+    assert computed_with(plain, kernels, data, "tf32", said.append) is plain
     assert len(said) == 1
     assert reason in said[0]
 

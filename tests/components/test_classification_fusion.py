@@ -8,23 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.classification_fusion import (
-    FusedClassifier,
-    Fusion,
-    Knowledge,
-    train_classifier,
-)
+from fedmate.components.classification_fusion import FusedClassifier, Fusion, Knowledge, train_classifier
 from fedmate.components.discriminators import Kind, init_discriminator
-from fedmate.core import (
-    SGD,
-    Batch,
-    Model,
-    fold,
-    leaves,
-    make_key,
-    normal,
-    uniform,
-)
+from fedmate.core import SGD, Batch, Model, fold, leaves, make_key, normal, uniform
 
 CLASSES, WIDTH = 4, 3
 KNOWN = torch.tensor([True, True, True, False])

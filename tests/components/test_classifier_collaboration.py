@@ -1,4 +1,4 @@
-"""Classifier collaboration: statistics of features, and weights that are optimal, whoever takes part."""
+"""Classifier collaboration: combining weights are optimal, whoever takes part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fedmate.components import classifier_collaboration
-from fedmate.components.classifier_collaboration import (
-    VARIANCE_FLOOR,
-    combining_weights,
-    feature_statistics,
-)
+from fedmate.components.classifier_collaboration import VARIANCE_FLOOR, combining_weights
 from fedmate.core import make_key, normal, uniform
 
 Numbers = npt.NDArray[np.float64]
@@ -55,27 +51,6 @@ def check_weights(weights: Tensor) -> None:
     assert weights.dtype == torch.float64
     assert float(weights.min()) >= 0
     assert_close(weights.sum(1), torch.ones_like(weights[0]), rtol=0, atol=1e-12)
-
-
-# -------------------- statistics
-
-
-def test_statistics_are_those_of_the_paper() -> None:
-    """p_k, mu_k and V as printed: sum_k p_k mean |f|^2 - sum_k p_k^2 |mu_k|^2, divided by n."""
-    features, labels = random(1, 7, WIDTH), torch.tensor([0, 2, 2, 0, 2, 0, 0])
-    found = feature_statistics(features, labels, everybody(7), CLASSES)
-    f, y = features.numpy(), labels.numpy()
-    total = 0.0
-    for k in (0, 2):
-        own = f[y == k]
-        p, mu = len(own) / 7, own.mean(0)
-        total += p * (own**2).sum(1).mean() - p**2 * (mu**2).sum()
-        assert_close(found.prototypes[k], torch.from_numpy(mu), rtol=0, atol=1e-14)
-        assert_close(found.shares[k], torch.from_numpy(p * mu), rtol=0, atol=1e-14)
-    assert found.variance.item() == pytest.approx(total / 7, rel=1e-13)
-    assert found.counts.tolist() == [4, 0, 3]
-    assert not found.shares[1].any()
-    assert not found.prototypes[1].any()
 
 
 # -------------------- weights are optimal
@@ -150,6 +125,3 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
     monkeypatch.setattr(classifier_collaboration, "CHUNK", 1)
     assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
-
-
-# -------------------- what is made of weights

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.classifier_integration import (
-    Reduction,
-    Targets,
-    fine_tune,
-    integrate,
-)
+from fedmate.components.classifier_integration import Reduction, Targets, fine_tune, integrate
 from fedmate.components.prototype_scrutiny import size_view
 from fedmate.core import Model, Tree, make_key, normal
 

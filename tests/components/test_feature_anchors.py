@@ -1,21 +1,13 @@
-"""Anchors start as unit vectors, draw the features of their class, and are what a classifier must recognise."""
+"""Anchors start as unit vectors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from fedmate.components.feature_anchors import initial_anchors
-from fedmate.core import make_key, normal
-
-
-def features() -> Tensor:
-    return normal(make_key(8), (5, 3), torch.float64)
-
-
-# -------------------- where they start
+from fedmate.core import make_key
 
 
 @pytest.mark.parametrize("num_classes", [1, 4, 6])

@@ -8,14 +8,8 @@ from tests.components.calibrated import CLASSES, model, samples
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.backends.client import accuracies
 from fedmate.components.prior_calibration import BARRIER, Calibrated, estimate_prior
-from fedmate.core import (
-    Federation,
-    Setup,
-    Training,
-    tree_map,
-)
+from fedmate.core import Setup, Training
 from fedmate.errors import UserError
 from fedmate.methods import METHODS
 
@@ -75,25 +69,3 @@ def test_a_sample_without_probabilities_is_said_not_averaged(odd: list[float]) -
     ):
         estimate_prior(torch.tensor([[1.0, 0.0], odd]))
     assert estimate_prior(torch.tensor([[-torch.inf, 0.0]] * 99))[1] > 0.99, "one class ruled out is an answer"
-
-
-# -------------------- in a method
-
-
-def federation() -> Federation:
-    clients = samples([0] * 9 + [1, 2], 5), samples([1] * 8 + [0, 3, 3], 6)
-    return Federation(clients, samples([0, 1, 2, 3] * 5, 7), CLASSES)
-
-
-@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
-def test_own_accuracy_is_that_of_the_adjusted_model_and_balanced_that_of_the_model_itself(tau: float) -> None:
-    """Larger logits than at first, so that every weight gives other answers."""
-    method, (client, _) = make(calibration=tau), federation().clients
-    params, test = tree_map(lambda leaf: 3 * leaf, method.setup.model.init_params()), federation().test
-    adjustment = tau * (torch.tensor([9, 1, 1, 0], dtype=torch.float64) / 11).log()
-    found = accuracies(method, params, client, test, is_global=False)
-    plain = method.setup.model.logits(params, test.x)
-    for row, logits in enumerate((plain, plain + adjustment)):
-        right = (logits.argmax(-1) == test.y).double()
-        assert_close(found[row], torch.stack([right[test.y == k].mean() for k in range(CLASSES)]))
-    assert not torch.equal(found[0], found[1])

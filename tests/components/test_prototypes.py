@@ -1,16 +1,14 @@
-"""Prototypes are class means of features; the centre loss draws each sample's feature to its class's."""
+"""Prototypes are class means of features; the centre loss draws features to those of their class."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.prototypes import Centres, centre_loss, centred_loss, local_prototypes, mix_prototypes
+from fedmate.components.prototypes import Centres, centre_loss, local_prototypes, mix_prototypes
 from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal
-from fedmate.core.layers import sample_context
 
 CLASSES = 4
 
@@ -100,21 +98,3 @@ def test_normalised_features_are_drawn_to_the_direction_of_their_centre_alone() 
         wanted = Centres(scale * centres(), everyone, 1, normalised=True)
         assert_close(centre_loss(features() / scale, as_batch(data), wanted), (2 - 2 * cosines).mean())
     assert torch.isfinite(centre_loss(torch.zeros_like(features()), as_batch(data), wanted))
-
-
-@pytest.mark.parametrize("adjustment", [None, torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)])
-@pytest.mark.parametrize("weight", [0.0, 0.8])
-def test_objective_is_cross_entropy_plus_the_weighted_centre_loss_in_training_mode(
-    weight: float, adjustment: Tensor | None
-) -> None:
-    network, data = model(), client()
-    params, everyone = network.init_params(), torch.ones(CLASSES, dtype=torch.bool)
-    batch = as_batch(data)
-    with sample_context(batch):
-        loss, buffers = centred_loss(network, Centres(centres(), everyone, weight), adjustment)(params, batch)
-    linear = functional.linear(data.x, params["extractor"]["0.weight"], params["extractor"]["0.bias"])
-    z = functional.batch_norm(linear, None, None, training=True).tanh()
-    logits = functional.linear(z, **params["classifier"]) + (0 if adjustment is None else adjustment)
-    expected = functional.cross_entropy(logits, data.y) + weight * functional.mse_loss(z, centres()[data.y])
-    assert_close(loss, expected)
-    assert_close(buffers["1.running_mean"], 0.1 * linear.mean(0))

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmate.core.data import (
-    Batch,
-    ClientData,
-    batches,
-    class_means,
-    client_data,
-    pad,
-    stack_clients,
-)
+from fedmate.core.data import Batch, ClientData, batches, class_means, client_data, pad, stack_clients
 from fedmate.core.random import make_key
 
 
@@ -28,23 +19,6 @@ def make_data(samples: int, classes: int = 4, seed: int = 0) -> ClientData:
 
 def real_part(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.x[batch.mask], batch.y[batch.mask], batch.ids[batch.mask]
-
-
-class TestPad:
-    @pytest.mark.parametrize("length", [5, 6, 13])
-    def test_appends_masked_rows(self, length: int) -> None:
-        data = make_data(5)
-        padded = pad(data, length)
-        assert padded.x.shape == (length, 2, 3)
-        assert padded.mask.tolist() == [True] * 5 + [False] * (length - 5)
-        assert padded.source is data.source
-        for before, after in zip((data.rows, data.y, data.mask), (padded.rows, padded.y, padded.mask), strict=True):
-            assert after.shape[0] == length
-            assert after.dtype == before.dtype
-            assert torch.equal(after[:5], before)
-        # Padding passes through networks and losses, so it must be something they can read.
-        assert torch.isfinite(padded.x).all()
-        assert bool(((padded.y >= 0) & (padded.y < 4)).all())
 
 
 class TestFilled:

@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from fedmate.core.data import Batch, ClientData, batches, client_data
 from fedmate.core.execution import unmapped
-from fedmate.core.frozen import classifier_loss, frozen_batches
-from fedmate.core.local import SGD, cross_entropy, fit, gradient, loop, move_at_once, supervised_loss
+from fedmate.core.local import SGD, cross_entropy, fit, gradient, move_at_once, supervised_loss
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
-from fedmate.core.tree import Tree, flatten, leaves
+from fedmate.core.tree import Tree, flatten
 
 CLASSES = 3
 
@@ -25,7 +24,6 @@ def make_module(kind: str = "plain", seed: int = 0) -> nn.Module:
     extras: dict[str, list[nn.Module]] = {
         "plain": [],
         "norm": [nn.BatchNorm2d(4)],
-        "dropout": [nn.Dropout(0.3)],
         "channel dropout": [nn.BatchNorm2d(4), nn.Dropout2d(0.3)],
     }
     with torch.random.fork_rng():
@@ -91,29 +89,6 @@ class TestMoveAtOnce:
         torch.testing.assert_close([leaf[2] for leaf in found], list(plain_move(optimiser, alone)), rtol=0, atol=1e-12)
 
 
-class TestGradient:
-    @pytest.mark.parametrize("kind", ["plain", "norm", "dropout"])
-    @pytest.mark.parametrize("recording", [True, False])
-    def test_both_ways_give_the_same_bits(self, kind: str, recording: bool) -> None:
-        model, data = make_model(kind), make_data(12)
-        objective, params = supervised_loss(model), model.init_params()
-        trained = {part: params[part] for part in ("extractor", "classifier")}
-        found: list[tuple[Tree, Tree]] = []
-
-        def step(state: Tree, batch: Batch) -> Tree:
-            found.append(gradient(lambda v: objective({**params, **v}, batch), trained))
-            return state
-
-        for context in (nullcontext(), unmapped()):
-            with torch.set_grad_enabled(recording), context:
-                loop(step, {}, batches(data, 12, 1, make_key(0)))
-        (functional_way, buffers), (plain_way, same_buffers) = found
-        assert_identical(plain_way, functional_way)
-        assert_identical(same_buffers, buffers)
-        assert all(not leaf.requires_grad for leaf in (*leaves(plain_way), *leaves(same_buffers)))
-        assert all(float(leaf.abs().max()) > 0 for leaf in leaves(functional_way))
-
-
 class TestCrossEntropy:
     @pytest.mark.parametrize("plain", [True, False])
     @pytest.mark.parametrize("poison", [1e300, math.inf, math.nan])
@@ -160,20 +135,6 @@ class TestFit:
         names = {name for name in expected if not name.endswith("num_batches_tracked")}
         assert set(mine) == names
         assert_close(mine, {name: expected[name] for name in mine}, 1e-11)
-
-    @pytest.mark.parametrize("kind", ["norm", "channel dropout"])
-    def test_a_frozen_extractor_is_evaluated(self, kind: str) -> None:
-        model, data = make_model(kind), make_data(12)
-        start = model.init_params()
-        steps = frozen_batches(model, start, data, 4, 2, make_key(0))
-        end = fit(classifier_loss(model), start, steps, SGD(0.1), ("classifier",))
-        assert_identical(end["buffers"], start["buffers"])
-        # Features do not change, so this is a linear model trained on them.
-        features = model.features(start, data.x)[0]
-        linear = nn.Linear(6, CLASSES).double()
-        linear.load_state_dict(start["classifier"])
-        read = [batch._replace(x=features[batch.ids]) for batch in batches(data, 4, 2, make_key(0))]
-        assert_close(end["classifier"], reference(linear, read, 0.0, 0.0))
 
     def test_dead_batches_move_neither_parameters_nor_velocity_nor_buffers(self) -> None:
         model, data = make_model("channel dropout"), make_data(24)

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmate.core.random import (
-    fold,
-    make_key,
-    normal,
-    shuffle,
-    uniform,
-)
+from fedmate.core.random import fold, make_key, normal, shuffle, uniform
 
 BITS = 1 << 64
 WEYL = 0x9E3779B97F4A7C15
@@ -71,17 +65,6 @@ def test_moments(dtype: torch.dtype) -> None:
         assert abs(float(draws.double().pow(power).mean()) - moment) < 5 * math.sqrt(variance / n)
     for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(float(bell.double().pow(power).mean()) - moment) < 5 * math.sqrt(variance / n)
-
-
-class TestIndependence:
-    def test_neighbouring_clients_and_rounds_are_not_correlated(self) -> None:
-        n, key = 2000, make_key(0)
-        streams = torch.stack(
-            [uniform(fold(key, "round", t, i), (n,), torch.float64) for t in range(15) for i in range(15)]
-        )
-        correlations = torch.corrcoef(streams).fill_diagonal_(0)
-        # About 25,000 pairs: the largest of as many independent ones lies near 4.2 standard errors.
-        assert float(correlations.abs().max()) < 6 / math.sqrt(n)
 
 
 class TestShuffle:

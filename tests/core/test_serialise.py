@@ -115,20 +115,6 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
     assert read(data) is None
 
 
-@pytest.mark.parametrize(
-    ("like", "reason"),
-    [
-        ({"a": torch.zeros(2, 3), "b": {"d": torch.zeros(1)}}, "expected parts (b/c, b/d)"),
-        ({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(1)}}, "`a` is float32 of shape (2, 3), not float32 of"),
-        ({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(1).double()}}, "`b/c` is float32 of shape (1,), not float64"),
-    ],
-)
-def test_what_does_not_fit_is_refused(like: Tree, reason: str) -> None:
-    with pytest.raises(DamagedError) as caught:
-        fit_to({"a": torch.ones(2, 3), "b/c": torch.ones(1)}, like)
-    assert reason in str(caught.value)
-
-
 # -------------------- random trees
 
 keys = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=4)

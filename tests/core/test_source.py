@@ -63,9 +63,6 @@ def make_client(source: Source, first: int, size: int) -> ClientData:
     return rows_of(source, first + 2 * torch.arange(size), torch.arange(size) % 4)
 
 
-# -------------------- reading
-
-
 # -------------------- varying, by hand
 
 
