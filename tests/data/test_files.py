@@ -16,7 +16,6 @@ from fedmate.core import Limits, option
 from fedmate.data.dataset import Arrays, Normalisation, Samples, content_digest
 from fedmate.data.files import FileDataset
 from fedmate.data.sources import read_members, user_folder
-from fedmate.errors import UserError
 
 READ: list[str] = []
 """A word for every time that a source was read."""
@@ -147,14 +146,6 @@ def test_a_folder_that_cannot_be_written_to_leaves_it_to_the_users_own(folder: P
 
 
 # -------------------- what readers share
-
-
-@pytest.mark.parametrize("option", ["crop", "flip"])
-def test_only_images_can_be_augmented(option: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flat = Arrays(Samples(np.zeros((4, 3)), np.arange(4) % 2), None, ("a", "b"))
-    monkeypatch.setattr(Toy, "read", lambda self, found: flat)
-    with pytest.raises(UserError, match=f"`dataset.{option}` is for images, but `.*` has samples of shape"):
-        Toy(**{option: 1 if option == "crop" else True}).load(folder)  # type: ignore[arg-type]
 
 
 def test_links_in_archives_are_not_read(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,11 +45,6 @@ def refused(folder: Path, data: bytes) -> str:
 # -------------------- pixels
 
 
-@pytest.mark.parametrize(("kind", "more"), [("PNG", {}), ("TIFF", {"compression": "tiff_lzw"})])
-def test_lossless_formats_give_their_pixels(kind: str, more: dict[str, Any]) -> None:
-    np.testing.assert_array_equal(decode(encoded(PIXELS, kind, **more), PLAIN), PIXELS.transpose(2, 0, 1))
-
-
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "GIF"])
 def test_grey_images_have_three_equal_channels_or_one(kind: str) -> None:
     data = encoded(GREYS, kind)
@@ -71,23 +65,6 @@ def test_transparency_is_laid_over_white() -> None:
     grey = Image.new("LA", (2, 1))
     grey.putdata([(9, 255), (9, 0)])
     assert decode(encoded(grey), ImageFormat(grey=True)).tolist() == [[[9, 255]]]
-
-
-WIDE = np.array([[0, 255, 256, 65535]], np.uint16)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_of_sixteen_bits_the_upper_eight_are_kept(kind: str) -> None:
-    image = Image.fromarray(WIDE.astype(np.int32)) if kind == "PPM" else Image.fromarray(WIDE)
-    data = encoded(image, kind)
-    np.testing.assert_array_equal(decode(data, ImageFormat(grey=True)), [[[0, 0, 1, 255]]])
-    np.testing.assert_array_equal(decode(data, PLAIN), [[[0, 0, 1, 255]]] * 3)
-
-
-@pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG"])
-def test_of_several_frames_the_first_counts(kind: str) -> None:
-    frames = [Image.fromarray(np.full((2, 2), value, np.uint8)) for value in (3, 200)]
-    assert np.unique(decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]), PLAIN)).tolist() == [3]
 
 
 # -------------------- sizes
@@ -112,26 +89,6 @@ KINDS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 def test_half_an_image_is_refused(kind: str, tmp_path: Path) -> None:
     data = encoded(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8), kind)
     assert "/a/0.png` cannot be read as an image (" in refused(tmp_path, data[: len(data) // 2])
-
-
-def test_wide_numbers_and_bombs_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    wide = encoded(np.ones((2, 2), np.float32), "TIFF")
-    assert "32 bits for a pixel; save it with 8 or 16" in refused(tmp_path, wide)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12)
-    assert "decompression bomb" in refused(tmp_path, flat(1, 4))
-
-
-def test_damage_never_leaks(tmp_path: Path) -> None:
-    sound = [encoded(PIXELS, kind) for kind in KINDS]
-    sound.append(encoded(Image.fromarray(PIXELS).convert("P"), "PNG", transparency=b"\x00\x80"))
-    sound.append(encoded(Image.fromarray(PIXELS).convert("CMYK"), "TIFF"))
-    for i in range(180):
-        data = np.frombuffer(sound[i % len(sound)], np.uint8).copy()
-        data[RNG.integers(len(data), size=1 + i % 8)] = RNG.integers(256)
-        put(tmp_path, {f"{'ab'[i % 2]}/{i:03}.png": data.tobytes()})
-    arrays = tree([tmp_path / "a", tmp_path / "b"], ImageFormat(8, skip_bad=True), 0)
-    assert arrays.train.x.shape[1:] == (3, 8, 8)
-    assert "Left out as unreadable" in arrays.notes[0]
 
 
 def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -180,13 +137,6 @@ def test_unreadable_files_are_named_or_left_out(tmp_path: Path) -> None:
     assert note.endswith("/bad2.png` and 1 more).")
 
 
-def test_missing_classes_are_said(tmp_path: Path) -> None:
-    names = ["train/a/1.png", "train/b/1.png", "test/a/1.png"]
-    assert tree(grow(tmp_path, *names)).notes == ("There is no image to test on of `two`.",)
-    with pytest.raises(UserError, match="has 2 images, but none to test on; add more"):
-        tree(grow(tmp_path / "y", "train/a/1.png", "train/b/1.png"))
-
-
 # -------------------- the data set `folder`
 
 
@@ -228,7 +178,6 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no class to train": (lambda root: shutil.rmtree(root / "train/cat"), "train` has 1 folders; put images into a"),
     "a test class too many": (lambda root: (root / "test/emu").mkdir(), "test` has a folder `emu`, but `{root}/train`"),
     "an empty class": (lambda root: (root / "train/dog/a.png").unlink(), "has no training image of the class `dog`"),
-    "half a split": (lambda root: shutil.rmtree(root / "test"), "images in further folders, such as `cat/a.png`; put"),
 }
 
 

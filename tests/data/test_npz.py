@@ -48,23 +48,13 @@ def refused(folder: Path, **arrays: Any) -> str:
 # -------------------- any file
 
 
-def test_what_is_no_npz_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    for content in (b"", b"PK", b"<html>", pickle.dumps([1]), b"\x93NUMPY"):
-        path.write_bytes(content)
-        with pytest.raises(
-            UserError,
-            match=r"x.npz` is not a file of numpy's numbers \(.+\); write plain numbers, .* with `numpy.savez`",
-        ):
-            read_npz(path)
-    with path.open("wb") as file:
-        np.save(file, GREY)
-    with pytest.raises(UserError, match=r"x.npz` holds no named arrays"):
-        read_npz(path)
+@pytest.mark.parametrize("content", [b"", b"<html>", pickle.dumps([1])])
+def test_what_is_no_npz_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"x.npz` is not a file of numpy's numbers \(.+\); write plain numbers, "):
+        read_npz(tmp_path / "x.npz")
     with pytest.raises(UserError, match=r"y.npz` does not exist"):
         read_npz(tmp_path / "y.npz")
-    with pytest.raises(UserError, match=r"cannot be read"):
-        read_npz(tmp_path)
 
 
 def test_no_pickle_in_a_file_is_read(tmp_path: Path) -> None:
@@ -102,18 +92,6 @@ def test_bytes_are_images_with_channels_first(x: Any, shape: tuple[int, ...], tm
     assert 0.9 < read.max() <= 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "kept"), [("f8", "f8"), (">f8", "f8"), (">f4", "f4"), ("f2", "f4"), ("i8", "f4"), ("u1", "f4")]
-)
-def test_other_numbers_stay_what_they_are(kind: str, kept: str, tmp_path: Path) -> None:
-    table = (TABLE * 10).round().clip(0).astype(kind)
-    arrays = load(tmp_path, train_x=table)
-    assert arrays.train.x.dtype == np.dtype(kept)
-    np.testing.assert_array_equal(arrays.train.x, table)
-    assert arrays.normalisation.mean == (0,)
-    assert arrays.normalisation.std == (1,)
-
-
 # -------------------- a user's own: labels and clients
 
 
@@ -133,7 +111,6 @@ def test_words_are_classes_in_alphabetical_order(tmp_path: Path) -> None:
     ("clients", "numbers", "names"),
     [
         ([70, 5, 5, -1, 70, 5], [2, 1, 1, 0, 2, 1], ("-1", "5", "70")),
-        ([0.5, 0.25, 0.5, 0.5, 0.5, 0.5], [1, 0, 1, 1, 1, 1], ("0.25", "0.5")),
         (["bo", "al", "cy", "al", "al", "al"], [1, 0, 2, 0, 0, 0], ("al", "bo", "cy")),
     ],
 )
@@ -158,24 +135,11 @@ def test_clients_are_numbered_in_the_order_of_their_names(
         ({"train_x": TABLE[:5]}, "own.npz[train_x]` has the shape [5, 4], `"),
         ({"test_x": TABLE}, "has no `test_y`, but `train_x`, `train_y`, `test_x`"),
         ({"test_x": TABLE[:, 1:], "test_y": LABELS}, "of shape [4], but float64 test samples of shape [3]"),
-        ({"test_x": GREY, "test_y": LABELS}, "give both one type and shape"),
         ({"train_y": LABELS - 1}, "own.npz[train_y]` is -1 at [0], but labels are whole numbers from 0"),
-        ({"train_y": np.array(["a"] * 6), "test_x": TABLE, "test_y": LABELS}, "own.npz[test_y]` holds int64 values"),
         ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
-        ({"class_names": [1, 2, 3]}, "own.npz[class_names]` holds int64 values of shape [3]; give a row of words"),
         ({"class_names": ["a", "b"], "train_y": np.array([*"abbcbb"])}, "own.npz[train_y]` holds `c`, which is"),
         ({"train_client": [1, 2]}, "own.npz[train_client]` has the shape [2] for 6 samples"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
     assert message in refused(tmp_path, **arrays)
-
-
-# -------------------- where it is, and what is done with it
-
-
-@pytest.mark.parametrize("path", ["", "no.npz", "."])
-def test_a_path_that_names_no_file_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"`dataset.path` is `{path}`, which is no file; set it to your `.npz` file"):
-        Npz(path=path).load(tmp_path)

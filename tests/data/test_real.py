@@ -61,12 +61,3 @@ def test_there_are_as_many_of_each_class_as_published_with_the_published_mean(
     if name != "fashion_mnist":
         # Its constants are those of MNIST.
         np.testing.assert_allclose(data.train.x.mean((0, 2, 3)), made(name).normalisation.mean, atol=0.3)
-
-
-def test_ships_are_blue_and_frogs_are_not() -> None:
-    """Were the channels exchanged, or the names, this would not be so."""
-    for name, blue, other in (("cifar10", "ship", "frog"), ("cifar100", "sea", "lion")):
-        data = content(name)
-        ids = [data.class_names.index(word) for word in (blue, other)]
-        means = [data.train.x[data.train.y == k].mean((0, 2, 3)) for k in ids]
-        assert [bool(mean[2] > mean[0]) for mean in means] == [True, False]

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from fedmate.data import DATASETS
-from fedmate.data.sites import AtSites
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.config import ConfigSource, Experiment, load_file, resolve
+from fedmate.experiment.config import ConfigSource, Experiment, resolve
 from fedmate.experiment.partitioning import make_federation, split_samples
 from fedmate.experiment.request import NO_INPUTS
 
@@ -39,15 +34,6 @@ def refused(dataset: dict[str, Any] | None = None, **values: Any) -> str:
 # -------------------- the declaration
 
 
-def test_lists_are_kept_and_read_back(tmp_path: Path) -> None:
-    declared = {"classes": ['a "b"', "c\\d"], "shape": [3, 8, 8], "mean": [1, 2.5, 3], "std": [1e-5]}
-    first = experiment(declared)
-    assert first.dataset.options["classes"] == ('a "b"', "c\\d")
-    assert first.dataset.options["mean"] == (1.0, 2.5, 3.0)
-    (tmp_path / "kept.toml").write_text(first.to_toml(), encoding="utf-8")
-    assert resolve([load_file(tmp_path / "kept.toml")]) == first
-
-
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
@@ -55,27 +41,11 @@ def test_lists_are_kept_and_read_back(tmp_path: Path) -> None:
         ({"classes": ["a", "b", "a"]}, "`dataset.classes` has `a` twice; give each class a name of its own."),
         ({"shape": [3, 0, 2]}, "`dataset.shape` is [3, 0, 2]; give the sizes of a sample, each 1 at least"),
         ({"mean": [1.0, 2.0]}, "`dataset.mean` has 2 numbers, but a sample has 1 channels; give one for all"),
-        ({"std": [0.0]}, "`dataset.std` is [0.0]; each must be a finite number above 0."),
         ({"mean": [math.inf]}, "`dataset.mean` is [inf]; each must be a finite number."),
-        ({"shape": [16], "crop": 2}, "`dataset.crop` is for images, but `dataset.shape` is [16]; leave it out."),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(dataset: dict[str, Any], sentence: str) -> None:
     assert sentence in refused(dataset)
-
-
-def test_images_come_to_lie_around_zero_unless_it_is_said_otherwise() -> None:
-    for declared, lowest, highest in (
-        ({}, -1.0, 1.0),
-        ({"mean": [0.0], "std": [255.0]}, 0.0, 1.0),
-        ({"shape": [16]}, 0.0, 255.0),
-    ):
-        row = DATASETS["sites"](**experiment(declared).dataset.options)
-        assert isinstance(row, AtSites)
-        samples = np.stack([np.full(row.shape, byte, np.uint8) for byte in (0, 255)])
-        source = row.normalisation.source(samples, row.augmentation, torch.float32, "cpu")
-        assert {*source.read(torch.tensor([0])).flatten().tolist()} == {lowest}
-        assert {*source.read(torch.tensor([1])).flatten().tolist()} == {highest}
 
 
 # -------------------- what a server has of it
@@ -107,8 +77,6 @@ def test_the_record_of_the_split_counts_no_samples() -> None:
     ("values", "key"),
     [
         ({"partition": {"name": "iid"}}, "partition.name"),
-        ({"partition": {"examples": 30}}, "partition.examples"),
-        ({"partition": {"redundant_clients": 0.5}}, "partition.redundant_clients"),
         ({"holdout_clients": 0.5}, "holdout_clients"),
         ({"evaluate_on": "validation"}, "evaluate_on"),
     ],

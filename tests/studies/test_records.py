@@ -33,14 +33,6 @@ def test_a_name_holds_what_matters_and_not_where_a_run_is_run() -> None:
     assert len({name(), *map(name, others)}) == 6
 
 
-def test_names_can_be_read_and_are_names_of_files() -> None:
-    found = name("method.name=fedmate", "method.centre_weight=0", "seed=2")
-    assert found.startswith("fedmate-centre_weight_0.0-digits-s")
-    assert "-seed2-" in found
-    weird = {"dataset": {"name": "my/data"}, "partition": {"name": "x y"}, "model": {"name": "m"}, "seed": 0}
-    assert set(name_of({**weird, "method": {"name": "../m"}})).isdisjoint("/ ")
-
-
 def test_an_option_at_its_default_is_the_same_as_none() -> None:
     config = tomllib.loads(resolve([parse_set(["method.name=fedavg"])]).to_toml())
     shorter = {**config, "method": {key: value for key, value in config["method"].items() if key != "server_momentum"}}
@@ -120,13 +112,3 @@ def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> Non
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         pool.starmap(add, [(tmp_path, number) for number in range(2)], chunksize=1)
     assert len(Records(tmp_path, "mine").all()) == 2 * len(summaries(tmp_path))
-
-
-def test_a_claim_is_held_by_one(tmp_path: Path) -> None:
-    records = Records(tmp_path, "mine")
-    assert not records.is_claimed("x")
-    with records.claim("x"):
-        assert records.is_claimed("x")
-        with pytest.raises(storage.BusyError):
-            records.claim("x")
-    assert not records.is_claimed("x")

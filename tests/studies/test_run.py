@@ -6,13 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.studies.small import STUDY, study_of
+from tests.studies.small import study_of
 
 from fedmate.experiment.record import Record
 from fedmate.experiment.request import UserInputs
 from fedmate.experiment.run import Observer
 from fedmate.progress import RunProgress
-from fedmate.studies import records, run
+from fedmate.studies import run
 from fedmate.studies.records import Records
 from fedmate.studies.run import Watcher, Work, run_all, run_and_wait
 from fedmate.studies.study import Choice, Study
@@ -81,19 +81,3 @@ def test_a_run_that_others_gave_up_is_taken(tmp_path: Path) -> None:
     run_and_wait(work, listener)
     assert not work.left()
     assert listener.done[-1] == work.runs[0].label
-
-
-def test_a_diverged_run_is_finished(tmp_path: Path) -> None:
-    work = work_of(study_of(tmp_path, STUDY.replace("epochs = 1", "epochs = 1, learning_rate = 1e30")), tmp_path)
-    run_all(work._replace(runs=work.runs[:1]), Listener())
-    (found,) = work.records.all()
-    assert (found.diverged_in, found.accuracy("pre", "own")) == (1, None)
-
-
-def test_a_method_whose_file_has_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = work_of(study_of(tmp_path), tmp_path)
-    run_all(work._replace(runs=work.runs[:3]), Listener())
-    assert not work.outdated()
-    digest = records.source_digest
-    monkeypatch.setattr(records, "source_digest", lambda name: digest(name) if name != "local" else "x")
-    assert work.outdated() == ["local"]

@@ -40,13 +40,6 @@ def test_the_front_has_the_points_that_no_other_surpasses(points: Sequence[tuple
         assert (i in front) == (not surpassed)
 
 
-def test_diverged_runs_have_no_figures(tmp_path: Path) -> None:
-    results = results_of(study_of(tmp_path), {"s10/fedavg": [ok(40.0), DIVERGED, ok(50.0)]})
-    setting, method = results.study.settings[0], results.study.methods[0]
-    assert results.figure(method, setting, "pre", "balanced") == Figure(45.0, 50**0.5, 2)
-    assert results.figure(method, setting, "post", "balanced") is None
-
-
 def test_differences_from_published_figures_are_of_the_same_data_and_length(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     results = results_of(study, {"s10/fedavg": [ok(50.004)]})
@@ -73,9 +66,7 @@ def test_paired_differences_are_of_the_same_partition(tmp_path: Path) -> None:
     [
         ([ok(), ok(), ok()], [ok(), ok()], [0, 1]),
         ([ok(), None, ok()], [ok(), ok(), ok()], [0, 2]),
-        ([ok(), ok()], [DIVERGED, None], [0, 1]),
         ([ok(), ok(), ok()], [DIVERGED, ok(), None], [0, 1, 2]),
-        ([ok(), None], [None, ok()], []),
         ([DIVERGED], [DIVERGED], []),
     ],
 )
@@ -99,18 +90,3 @@ def test_methods_with_every_seed_are_compared_once_more(tmp_path: Path) -> None:
     assert (some.suffix, some.seeds) == ("_seeds", "on seeds 0, 1, which all methods have")
     assert [method.key for method in some.results.methods] == ["fedavg", "global", "local"]
     assert [name for name, _ in some.results.distinct(setting)] == ["FedAvg / global", "local"]
-
-
-def test_notes_name_what_is_missing(tmp_path: Path) -> None:
-    text = STUDY.replace('view = "global"', 'view = "globl"') + "[methods.fedper]\nmethod.name = 'fedper'\n"
-    results = results_of(
-        study_of(tmp_path, text),
-        {"s10/fedavg": [ok()], "s70/fedavg": [ok()], "s10/local": [ok(partition="x")], "s70/local": [DIVERGED]},
-    )
-    assert results.notes() == [
-        "no view `globl`, only pre, global: global",
-        "no view `post`, only pre, global: local (s = 10)",
-        "not run, seed 0: fedper",
-        "diverged in round 3, seed 0: local (s70)",
-        "s10, seed 0: methods had different samples",
-    ]

@@ -27,16 +27,6 @@ def test_runs_are_methods_x_settings_x_seeds(tmp_path: Path) -> None:
     assert (study.methods[0].view, study.methods[1].view) == (METHODS["fedavg"].primary_view, "global")
 
 
-def test_patterns_choose_runs(tmp_path: Path) -> None:
-    study = study_of(tmp_path)
-    assert [run.key for run in study.runs(Choice(only=("s10/*", "*/local")))] == [
-        *("s10/fedavg", "s10/global", "s10/local", "s70/local"),
-    ]
-    study.check_patterns(["*/local"])
-    with pytest.raises(UserError, match=r"`s10/fedavgg`.*did you mean `s10/fedavg`"):
-        study.check_patterns(["s10/fedavgg"])
-
-
 def test_tuned_methods_have_their_preset_and_others_are_left_out(tmp_path: Path) -> None:
     study = study_of(tmp_path, STUDY.replace("[settings.s70]", "[settings.s70]\ndataset.name = 'cifar10'"))
     choice = Choice(tuned=True)
@@ -64,27 +54,14 @@ def test_the_first_data_set_at_hand_stands_in(tmp_path: Path) -> None:
     assert notes == ["`digits` stands in for `cinic10`, which is not at hand."]
 
 
-def test_records_decide_which_data_set_is_shown(tmp_path: Path) -> None:
-    study = study_of(tmp_path, STAND_IN)
-    other = study_of(tmp_path, STAND_IN.replace("cinic10", "cifar10"))
-    held = {run.name for run in other.runs(Choice(only=("s70/*",)))}
-    shown = study.with_records(Choice(), held.__contains__)
-    assert [setting.data for setting in shown.settings] == ["cifar10"]
-    assert shown.left_out == ("s = 10",)
-    assert study.with_records(Choice(), lambda name: True).settings == study.settings
-
-
 BAD = {
     "titel = 'x'\n": "`titel` is no key of a study; did you mean `title`",
     "test = 'own_test'\n": "`test` is `own_test`; known are `balanced`, `own`",
     "reference = 'x'\n": "`reference` is `x`, which is no method",
     "[base]\nseed = 1\n": "a study has seeds from 0; use `--seeds`",
-    "[base]\nrounds = 'many'\n": "`rounds` in `[base]`",
-    "base = 3\n": "is no study that can be run",
     "[settings.s10]\nstand_ins = ['digits']\n": "`stand_ins` in `[settings.s10]` are no data sets",
     "[methods.fedavg]\nview = 'globl'\nmethod.name = 'local'\n": "`view` in `[methods.fedavg]` is `globl`",
     "[methods.fedavg]\npublished = {s20 = 1}\n": "which is no setting; did you mean `s10`",
-    "[methods]\nfedavg = 3\n": "has no tables `methods`; write `[methods.KEY]`",
 }
 """A beginning of a file that is wrong, and the key phrase of the error."""
 

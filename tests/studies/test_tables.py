@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from tests.studies.small import STUDY, Run, results_of, study_of
 
-from fedmate.studies.output import folder_name, save
+from fedmate.studies.output import save
 from fedmate.studies.statistics import Results
-from fedmate.studies.study import Choice
-from fedmate.studies.tables import accuracy, differences, tables, to_frame
+from fedmate.studies.tables import accuracy, differences
 
 
 def run(pre: float, own: float, diverged_in: int | None = None) -> Run:
@@ -58,16 +57,6 @@ def test_differences_from_the_reference(tmp_path: Path) -> None:
     assert not differences(results_of(study_of(tmp_path, STUDY.replace('reference = "local"', "")), {}))
 
 
-def test_the_long_form_has_every_figure_once(results: Results) -> None:
-    frame = to_frame(results)
-    assert not frame.duplicated(["setting", "method", "view", "test"]).any()
-    compared = frame[frame.compared & (frame.setting == "s10")].set_index("method")
-    assert compared.loc["fedavg", ["mean", "std", "seeds", "published", "difference"]].tolist() == [
-        *(51.0, 1.41, 2, 49.39, 1.61),
-    ]
-    assert frame[(frame.setting == "s70") & (frame.method == "fedavg")].diverged.eq(1).all()
-
-
 def test_the_files_of_a_study(results: Results, tmp_path: Path) -> None:
     saved = save(results, tmp_path)
     assert saved.folder == tmp_path / "tables" / "small"
@@ -76,9 +65,3 @@ def test_the_files_of_a_study(results: Results, tmp_path: Path) -> None:
         assert {f"{name}.md", f"{name}.tex", f"{name}.csv"} <= made
     assert {"figures.csv", "curves.svg", "curves.pdf", "tradeoff_s10.png"} <= made
     assert "51.00 ± 1.41" in (saved.folder / "accuracy.md").read_text()
-
-
-def test_quick_and_tuned_results_have_titles_and_folders_of_their_own(tmp_path: Path) -> None:
-    found = results_of(study_of(tmp_path), {"s10/fedavg": [run(50.0, 60.0)]}, Choice(quick=True, tuned=True))
-    assert folder_name(found) == "small-tuned-quick"
-    assert not found.runs or all("--quick" in sheet.title for sheet in tables(found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedmate.core.options import options_of
-from fedmate.errors import DivergedError, UserError
+from fedmate.errors import DivergedError
 from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.request import Request, UserInputs, compose
 from fedmate.experiment.run import Observer
@@ -154,21 +153,6 @@ def test_the_best_is_first_and_a_trial_that_diverged_is_last() -> None:
         ranked(trials[1:2])
 
 
-def test_seeds_and_shares_of_runs(data: Path) -> None:
-    def runs(*settings: str, **asked: int | Sequence[float]) -> list[str | None]:
-        search = Search.of(request_of("fedavg", data, *settings), **asked)  # type: ignore[arg-type]
-        return [one.name for one in search.settings]
-
-    assert runs() == ["s = 10", "s = 70"]
-    assert runs("seed=7", seeds=2) == [f"s = {share}, seed {seed}" for seed in (107, 108) for share in (10, 70)]
-    assert runs("partition.share=30", shares=[20.0, 40.0, 20.0]) == ["s = 20", "s = 40"]
-    assert runs("partition.name=iid") == ["seed 100"]
-    with pytest.raises(UserError, match=r"`--shares` needs the partition `share`, but `partition.name` is `iid`"):
-        runs("partition.name=iid", shares=[10.0])
-    with pytest.raises(UserError, match="`digits` has no test split of its own"):
-        Search.of(request_of("fedavg", data)._replace(dataset="digits"))
-
-
 @pytest.mark.parametrize("method", sorted(METHODS.names()))
 def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(method: str) -> None:
     space, fedavg = (space_of(compose(Request(None, [one], "cifar10"))[0]) for one in (method, "fedavg"))
@@ -183,11 +167,6 @@ def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(m
         assert 0 <= min(where) < 0.4 < 0.6 < max(where) <= 1
     for number in range(4):
         assert spread(space, number).items() >= spread(fedavg, number).items()
-
-
-def test_ranges_hold_the_experiments_own_value() -> None:
-    space = space_of(compose(Request(None, ["fedavg"], "cifar10", parse_set(["training.learning_rate=1"])))[0])
-    assert space[-1][1:] == (1, 0.2, 5, 1)
 
 
 def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, data: Path, tmp_path: Path) -> None:
@@ -206,14 +185,3 @@ def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, dat
     assert entry["training"] == {"learning_rate": best.settings["training.learning_rate"]}
     assert (entry["trials"], entry["view"], entry["command"]) == (3, "pre", command(search))
     assert (entry["score"], entry["default_score"]) == tuple(round(t.score or 0, 2) for t in (best, trials[0]))
-
-
-def test_the_command_makes_the_same_search(data: Path) -> None:
-    search = Search.of(request_of("fedrep", data), 5, (10.0, 30.0), 2, "post")
-    words = shlex.split(command(search))
-    assert words[:5] == ["fedmate", "tune", "fedrep", "--dataset", "mnist"]
-    assert {"--shares 10,30", "--seeds 2", "--trials 5", "--view post"} <= {*map(" ".join, itertools.pairwise(words))}
-    settings = [word for key, word in zip(words[5::2], words[6::2], strict=True) if key == "--set"]
-    request = Request(None, ["fedrep"], "mnist", parse_set(settings), UserInputs(folder=data))
-    again = Search.of(request, 5, (10.0, 30.0), 2, "post")
-    assert (again.experiment.to_toml(), again.settings) == (search.experiment.to_toml(), search.settings)

@@ -68,23 +68,6 @@ def test_percent_is_exact() -> None:
     assert counts[0].tolist() == [109, 109, 109, 7, 7, 7, 7, 7, 7, 6]
 
 
-# -------------------- random groups
-
-
-def test_each_client_draws_its_own_classes() -> None:
-    dominant = 3
-    partition = Share(clients=40, examples=60, share=0, groups="random", dominant=dominant)
-    client_rows = split(partition, CIFAR, groups=((0, 1),))
-    check_rows(partition, client_rows, input_of(CIFAR), disjoint=True)
-    counts = class_counts(client_rows, CIFAR)
-    assert ((counts > 0).sum(1) == dominant).all()
-    assert {*counts[counts > 0].tolist()} == {60 // dominant}
-    drawn = {tuple(np.flatnonzero(row).tolist()) for row in counts}
-    assert len(drawn) > 5
-    # Nobody is left out by a wrong range.
-    assert (counts.sum(0) > 0).all()
-
-
 # -------------------- what is split is what was counted
 
 
@@ -113,23 +96,3 @@ def test_the_split_is_that_of_the_counts(clients: int, examples: int | None, sha
         assert others.max() - others.min() <= 1
         # A tenth of s% each, rounded down or up.
         assert abs(others.mean() - size * share / 1000) < 1.5
-
-
-# -------------------- what cannot be split
-
-
-@pytest.mark.parametrize(
-    ("partition", "classes", "sentence"),
-    [
-        # 5 uniform and 45 dominant: class 0 is dominant for 8 of 20 clients, 8 * 15 + 20 * 0.5 = 130.
-        (
-            Share(clients=20, examples=60, share=10),
-            10,
-            "`partition.clients` is 20, which with 50 samples each take 130 of class 0, but the data set has 100; use "
-            "fewer `partition.examples` or `partition.clients`.",
-        ),
-        (Share(), 3, "`partition.name` is `share`, which needs over 3 classes, not 3; use another partition."),
-    ],
-)
-def test_what_cannot_be_split_is_refused(partition: Share, classes: int, sentence: str) -> None:
-    assert refusal(partition, input_of(balanced(1000, classes), classes=classes)) == sentence
