@@ -18,9 +18,6 @@ X, Y = [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]], [0, 1, 2]
 NAN = [[0.0, float("nan")], [1.0, 0.0], [0.5, 0.5]]
 
 
-# What is taken.
-
-
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, partial(torch.tensor, dtype=torch.bfloat16)])
 def test_lists_arrays_and_tensors_are_all_the_same(kind: Callable[[Any], Any]) -> None:
     pool = Pool(kind(X), kind(Y), kind(X), kind(Y))
@@ -60,9 +57,6 @@ def test_sites_keep_who_holds_what() -> None:
     np.testing.assert_array_equal(sites.arrays.train.x, [*X, X[0], *X[1:]])
 
 
-# What tells data apart.
-
-
 def test_the_fingerprint_is_of_the_content() -> None:
     same = [Pool(X, Y), Pool(np.array(X), torch.tensor(Y)), Pool(X, Y, class_names=["0", "1", "2"])]
     assert len({fingerprint(pool) for pool in same}) == 1
@@ -78,8 +72,6 @@ def test_the_fingerprint_is_of_the_content() -> None:
     ]
     assert len({fingerprint(data) for data in others}) == len(others)
 
-
-# What is refused.
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pool([], []), "`x` has the shape [0], `y` [0]; give [samples, ...] and one label for each sample"),

@@ -71,9 +71,6 @@ def same(one: Arrays, other: Arrays) -> bool:
     )
 
 
-# -------------------- it is used
-
-
 @pytest.mark.parametrize("kind", ["u1", "i8", "f4", "f8"])
 @pytest.mark.parametrize("words", [False, True])
 def test_the_second_time_nothing_is_read(words: bool, kind: str, folder: Path) -> None:
@@ -90,9 +87,6 @@ def test_the_second_time_nothing_is_read(words: bool, kind: str, folder: Path) -
         assert arrays.normalisation == (Normalisation((3.0,), (2.0,)) if kind == "u1" else Normalisation())
         assert arrays.notes == (("A note.",) if words else ())
         assert arrays.clients is None or arrays.clients.tolist() == list(range(5, 15))
-
-
-# -------------------- it belongs to certain files and options
 
 
 def test_a_changed_source_is_read_again(folder: Path) -> None:
@@ -117,9 +111,6 @@ def test_options_that_change_what_is_read_have_caches_of_their_own(folder: Path)
     assert len(READ) == len(caches(folder)) == 2
 
 
-# -------------------- it is made again when it is damaged
-
-
 def test_a_cache_that_is_cut_or_changed_anywhere_is_made_again(folder: Path) -> None:
     first = Toy(words=True).load(folder)
     (cache,) = caches(folder)
@@ -133,9 +124,6 @@ def test_a_cache_that_is_cut_or_changed_anywhere_is_made_again(folder: Path) -> 
         assert content_digest(Toy(words=True).load(folder)) == first.digest
 
 
-# -------------------- where it lies
-
-
 def test_a_folder_that_cannot_be_written_to_leaves_it_to_the_users_own(folder: Path) -> None:
     # A file in its place: it works for those who may write anywhere, too.
     (folder / "cached").touch()
@@ -143,9 +131,6 @@ def test_a_folder_that_cannot_be_written_to_leaves_it_to_the_users_own(folder: P
     assert READ == ["toy.txt"]
     assert same(first, second)
     assert [path.parent for path in caches(user_folder())] == [user_folder() / "cached"]
-
-
-# -------------------- what readers share
 
 
 def test_links_in_archives_are_not_read(tmp_path: Path) -> None:

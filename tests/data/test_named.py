@@ -141,9 +141,6 @@ def test_groups_of_dominant_classes() -> None:
     assert Emnist(split="letters").groups == DATASETS["cifar10"]().groups == ()
 
 
-# -------------------- files that are wrong
-
-
 def test_a_missing_data_set_says_how_to_get_it(tmp_path: Path) -> None:
     """CIFAR's archives for Python hold pickles, and are not looked at."""
     put(tmp_path, {"cifar-10-python.tar.gz": b"x", "cifar-10-batches-py/data_batch_1": b"x"})

@@ -45,9 +45,6 @@ def refused(folder: Path, **arrays: Any) -> str:
     return str(caught.value)
 
 
-# -------------------- any file
-
-
 @pytest.mark.parametrize("content", [b"", b"<html>", pickle.dumps([1])])
 def test_what_is_no_npz_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(content)
@@ -61,9 +58,6 @@ def test_no_pickle_in_a_file_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.array([print], dtype=object))
     with pytest.raises(UserError, match=r"Python objects, which are not read; write plain numbers, and words with"):
         read_npz(tmp_path / "x.npz")
-
-
-# -------------------- a user's own: samples
 
 
 @pytest.mark.parametrize(
@@ -90,9 +84,6 @@ def test_bytes_are_images_with_channels_first(x: Any, shape: tuple[int, ...], tm
     np.testing.assert_allclose(read, (arrays.train.x / 255 - 0.5) / 0.5)
     assert -1 <= read.min() < -0.9
     assert 0.9 < read.max() <= 1
-
-
-# -------------------- a user's own: labels and clients
 
 
 def test_words_are_classes_in_alphabetical_order(tmp_path: Path) -> None:
@@ -124,9 +115,6 @@ def test_clients_are_numbered_in_the_order_of_their_names(
         assert arrays.clients.tolist() == numbers
         assert arrays.client_names == names
     assert load(tmp_path).clients is None
-
-
-# -------------------- what is refused
 
 
 @pytest.mark.parametrize(

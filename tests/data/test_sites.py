@@ -31,9 +31,6 @@ def refused(dataset: dict[str, Any] | None = None, **values: Any) -> str:
     return str(caught.value)
 
 
-# -------------------- the declaration
-
-
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
@@ -46,9 +43,6 @@ def refused(dataset: dict[str, Any] | None = None, **values: Any) -> str:
 )
 def test_a_declaration_that_cannot_be_is_refused(dataset: dict[str, Any], sentence: str) -> None:
     assert sentence in refused(dataset)
-
-
-# -------------------- what a server has of it
 
 
 def test_stand_ins_have_the_declared_shape_and_say_nothing_else() -> None:

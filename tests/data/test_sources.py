@@ -91,9 +91,6 @@ def test_a_wrong_file_is_named_and_never_replaced(server: Server, tmp_path: Path
         check(server.file("whole"), tmp_path)
 
 
-# -------------------- the folder of data sets
-
-
 @pytest.fixture(autouse=True)
 def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)

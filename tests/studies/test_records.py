@@ -71,16 +71,6 @@ def test_a_run_with_other_figures_is_not_replaced(tmp_path: Path) -> None:
         ours.merge(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("line", ["{", '{"format": 9}', '{"format": 1, "config": 3}'])
-def test_a_line_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
-    records = Records(tmp_path, "mine")
-    records.add(summaries(tmp_path)[:1])
-    with records.path.open("a") as file:
-        file.write(f"{line}\n")
-    with pytest.raises(UserError, match=str(records.path)):
-        records.all()
-
-
 def test_a_kill_while_a_record_is_added_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records, found = Records(tmp_path, "mine"), summaries(tmp_path)
     records.add(found[:1])

@@ -1,4 +1,4 @@
-"""Figures over seeds, who can be compared with whom, and the sentences under the tables."""
+"""Figures over seeds, and which methods can be compared."""
 
 from __future__ import annotations
 

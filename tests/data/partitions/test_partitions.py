@@ -69,8 +69,6 @@ def test_the_same_seed_gives_the_same_partition_on_every_machine(
     assert digest(split(PARTITIONS[name](**options), FIXED, seed=12345, clients=OWNERS)) == expected
 
 
-# -------------------- whatever is asked
-
 options: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "dirichlet": st.fixed_dictionaries({"alpha": st.sampled_from([1e-320, 1e-9, 1e-3, 0.5, 100.0, 1e308])}),
     "iid": st.just({}),
@@ -116,9 +114,6 @@ def test_every_client_gets_samples_or_the_split_is_refused(
     np.testing.assert_array_equal(data.labels, before)
 
 
-# -------------------- what all are made of
-
-
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -131,9 +126,6 @@ def test_every_client_gets_samples_or_the_split_is_refused(
 )
 def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     assert words in (refusal(PARTITIONS[name](**options), input_of(CIFAR)) or "")
-
-
-# -------------------- each of them
 
 
 @pytest.mark.parametrize(("samples", "classes", "held", "each"), [(50_000, 10, 3, 833), (50_000, 100, 10, 250)])
@@ -164,32 +156,19 @@ def test_the_largest_gives_to_those_that_would_get_nothing() -> None:
     assert sizes == [1] * 17 + [10, 30, 283]
 
 
-# -------------------- copies: some clients hold one of their samples many times
-
-
-def hands_of(*sizes: int) -> list[Labels]:
-    """Rows that no two clients share."""
-    ends = np.cumsum(sizes)
-    return [np.arange(end - size, end, dtype=np.int64) * 3 for size, end in zip(sizes, ends, strict=True)]
-
-
-def repeated(client_rows: list[Labels], clients: float, samples: float = 0.5, seed: int = 0) -> list[Labels]:
-    return repeat_samples(client_rows, clients, samples, np.random.default_rng(seed))
-
-
-def changed(before: list[Labels], after: list[Labels]) -> list[int]:
-    return [i for i, pair in enumerate(zip(before, after, strict=True)) if not np.array_equal(*pair)]
-
-
-@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.10, 2), (0.35, 7), (1.0, 20)])
-def test_the_papers_ratios_of_twenty_clients(share: float, count: int) -> None:
-    client_rows = hands_of(*[600] * 20)
-    after = repeated(client_rows, share)
-    assert len(changed(client_rows, after)) == count
-    for i in changed(client_rows, after):
-        rows, times = np.unique(after[i], return_counts=True)
-        assert {*rows.tolist()} <= {*client_rows[i].tolist()}
+# 0.29 * 50 are 14 and a half, but 14.499999999999998 in floating point.
+@pytest.mark.parametrize(
+    ("clients", "share", "count"), [(20, 0.0, 0), (20, 0.10, 2), (20, 0.35, 7), (20, 1.0, 20), (50, 0.29, 15)]
+)
+def test_a_share_of_the_clients_repeat_one_of_their_samples(clients: int, share: float, count: int) -> None:
+    before = list(np.arange(clients * 600, dtype=np.int64).reshape(clients, 600) * 3)
+    after = repeat_samples(before, share, 0.5, np.random.default_rng(0))
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if not np.array_equal(old, new)]
+    assert len(changed) == count
+    for old, new in changed:
+        rows, times = np.unique(new, return_counts=True)
+        assert {*rows.tolist()} <= {*old.tolist()}
         # 300 places, and perhaps the sample's own besides.
         assert sorted(times.tolist())[-2:] in ([1, 300], [1, 301])
-        assert len(after[i]) == 600
-        assert (np.diff(after[i]) >= 0).all()
+        assert len(new) == 600
+        assert (np.diff(new) >= 0).all()

@@ -24,8 +24,6 @@ RING = ring(CLASSES)
 EMNIST = tuple(tuple(range(*ends)) for ends in ((0, 10), (10, 36), (36, 62)))
 """Digits, capital letters, small letters: the groups of the 62 classes."""
 
-# -------------------- the paper's counts
-
 
 @pytest.mark.parametrize(
     ("share", "dominant", "other", "even", "odd"),
@@ -58,17 +56,11 @@ def test_62_classes_by_hand() -> None:
     assert counts.sum(1).tolist() == [1000] * 3
 
 
-# -------------------- remainders and groups
-
-
 def test_percent_is_exact() -> None:
     """18.4 % of 375 are 69, although 375 * 18.4 / 100 falls short of it in floating point."""
     counts = Share(clients=5, share=18.4).class_counts(375, CLASSES, RING)
     # 306 go to the dominant classes, 102 each; of 69 the last class gets 6 and the others 7.
     assert counts[0].tolist() == [109, 109, 109, 7, 7, 7, 7, 7, 7, 6]
-
-
-# -------------------- what is split is what was counted
 
 
 @settings(max_examples=60)
