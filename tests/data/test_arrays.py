@@ -84,7 +84,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pool(X, Y, class_names=["a", "b"]), "`class_names` has 2 names, but there is a label 2; name"),
     (lambda: Pool(X, [0, 0, 0]), "`y` has 1 classes; there must be 2 to 100,000."),
     (lambda: Sites([], test=(X, Y)), "`clients` is empty; give a pair `(x, y)` for each client."),
-    (lambda: Sites([(X, Y), np.array(X)], test=(X, Y)), "`clients[1]` is a ndarray; give a pair `(x, y)` of samples"),
+    (lambda: Sites([(X, Y), np.array(X)], test=(X, Y)), "`clients[1]` is a ndarray; give a pair"),  # type: ignore[list-item]
     (lambda: Sites([(X, Y), (NAN, Y)], test=(X, Y)), "`clients[1].x` is nan at [0, 1]; replace numbers"),
 ]
 
