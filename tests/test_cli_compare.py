@@ -81,6 +81,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "pattern": (["small.toml", "--only", "s10/fedav"], "did you mean `s10/fedavg`"),
     "merge": (["small.toml", "--merge", "nowhere"], "holds no records"),
     "a run": (["small.toml", "--out", "run"], "holds a run or a comparison"),
+    "in a file": (["small.toml", "--out", "small.toml/x"], "is or lies in a file"),
     "nothing to show": (["small.toml", "--show"], "has no finished run of `small`"),
     "no data": (["small.toml", "--only", "s70/*"], "has nothing to run here"),
 }

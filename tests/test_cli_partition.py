@@ -119,7 +119,7 @@ def test_a_picture_is_a_new_file(fedmate_: Fedmate, tmp_path: Path) -> None:
     ("arguments", "found"),
     [
         (["--dataset", "none", "--plot", "p.jpg"], "`p.jpg` ends in `.jpg`; name the plot `.svg`, `.png` or `.pdf`."),
-        (["none.toml"], "`none.toml` does not exist; give the path of an experiment's TOML file."),
+        (["none.toml"], "`none.toml` does not exist; give the path of a TOML file."),
         (["--set", "partition.examples=450"], "use fewer `partition.examples` or `partition.clients`"),
         (["--set", "partition.redundant_clients=0.01"], "which of 20 clients is none; raise it"),
     ],

@@ -62,6 +62,8 @@ def compare(
 
     loaded, choice = load_study(study), Choice(seeds, tuned, quick, tuple(only or ()))
     loaded.check_patterns(choice.only)
+    if any(place.is_file() for place in (out, *out.parents)):
+        raise UserError(f"`--out` is `{out}`, which is or lies in a file; name a folder.")
     if (out / "config.toml").exists() or (out / "comparison.json").exists():
         raise UserError(f"`--out` is `{out}`, which holds a run or a comparison; name another folder.")
     records = Records(out, loaded.name)

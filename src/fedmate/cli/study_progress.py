@@ -56,7 +56,9 @@ class StudyProgress(Watcher):
 
     def _finish(self, run: str, text: str) -> None:
         self._done += 1
-        self.bars.remove_task(self._tasks.pop(run))
+        # A run whose lock cannot be taken fails before it has a bar.
+        if run in self._tasks:
+            self.bars.remove_task(self._tasks.pop(run))
         self.warned(f"{self._done}/{self._total} {run}: {text}")
 
 

@@ -24,9 +24,9 @@ OURS = frozenset({"best.toml", "locks", "preset.toml", "records", "runs", "trial
 def tune(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="The method to tune.")],
     experiment: Annotated[
-        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment. [default: the data set's own]")
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment. [default: that of --dataset]")
     ] = None,
-    dataset: Annotated[str | None, typer.Option(metavar="D", help="Data set.")] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="D", help="Data set with a test split of its own.")] = None,
     set_: Settings = None,
     skip_bad: SkipBad = False,
     data_dir: DataDir = None,

@@ -134,7 +134,7 @@ def load_file(path: Path) -> ConfigSource:
             raise UserError(f"`{path}` is a pipe, not a file; give an experiment's TOML file.")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"`{path}` does not exist; give the path of an experiment's TOML file.") from None
+        raise UserError(f"`{path}` does not exist; give the path of a TOML file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"`{path}` cannot be read as text ({error}); give an experiment's TOML file.") from None
     try:

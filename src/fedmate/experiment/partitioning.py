@@ -243,8 +243,8 @@ def _draw_validation(experiment: Experiment, arrays: Arrays, rest: Rows) -> Rows
     wanted = experiment.general.validation_per_class
     if arrays.test is None:
         raise UserError(
-            f"`evaluate_on` is `validation`, but `{experiment.dataset.name}` has no test split of its own; "
-            "use a data set that has one, such as `mnist`."
+            f"`evaluate_on` is `validation`, as `fedmate tune` sets it, but `{experiment.dataset.name}` has no test "
+            "split of its own; use a data set that has one, such as `mnist`."
         )
     labels, rng = arrays.train.y[rest], random_of(experiment, b"validation")
     held = np.unique(arrays.train.y)
@@ -252,7 +252,7 @@ def _draw_validation(experiment: Experiment, arrays: Arrays, rest: Rows) -> Rows
     fewest = min(range(len(piles)), key=lambda i: len(piles[i]))
     if len(piles[fewest]) < wanted:
         left, name = len(piles[fewest]), arrays.class_names[held[fewest]]
-        remedy = f"set it to at most {left}" if left else "give clients fewer samples, or leave `evaluate_on` out"
+        remedy = f"set it to at most {left}" if left else "set a smaller `partition.examples`"
         raise UserError(
             f"`validation_per_class` is {wanted}, but clients leave {left} training samples of class `{name}`; "
             f"{remedy}."
