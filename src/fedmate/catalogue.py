@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmate.backends import BACKENDS
 from fedmate.core import Method, Training
-from fedmate.core.options import options_of
+from fedmate.core.options import Registry, options_of
 from fedmate.costs import SETTING, costs_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS
@@ -17,7 +17,6 @@ from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import TUNED, General, tuned_on
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
-from fedmate.registry import Registry
 
 SECTIONS: dict[str, type] = {"settings": General, "training": Training}
 """Options without names: the keys outside any section, and the section that all methods share."""

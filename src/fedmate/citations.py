@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmate import data, methods
+from fedmate.core.options import Registry
 from fedmate.data import DATASETS
 from fedmate.errors import UserError
 from fedmate.experiment.record import Record, runs_of
 from fedmate.methods import METHODS
-from fedmate.registry import Registry
 
 CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "dataset": ("data set", DATASETS)}
 """By section of an experiment: its name, and the table of its rows, whose `citation` says what to cite."""

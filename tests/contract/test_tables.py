@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fedmate.core import Model, gradient
+from fedmate.core.options import Registry
 from fedmate.data import DATASETS
 from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
@@ -18,7 +19,6 @@ from fedmate.experiment.build import build
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.request import UserInputs
 from fedmate.models import MODELS
-from fedmate.registry import Registry
 
 INPUTS = {"digits_cnn": (1, 8, 8), "emnist_cnn": (1, 28, 28)}
 """What a model reads, where it is not 3 x 32 x 32."""

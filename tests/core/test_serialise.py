@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedmate.core import Tree
-from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
+from fedmate.core.tree import DamagedError, fit_to, pack, unpack
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedmate.core import Tree
-from fedmate.core.serialise import DamagedError, pack
+from fedmate.core.tree import DamagedError, pack
 from fedmate.errors import UserError
 from fedmate.experiment.checkpoint import Checkpoint, Manifest, RunState
 

@@ -23,7 +23,7 @@ from torch.testing import assert_close
 import fedmate
 from fedmate.core.layers import drop_statistics
 from fedmate.core.metrics import CHUNK
-from fedmate.core.serialise import digest
+from fedmate.core.tree import digest
 from fedmate.data import Normalisation
 from fedmate.data.digits import NORMALISATION
 from fedmate.errors import UserError

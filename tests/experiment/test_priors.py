@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedmate
-from fedmate.core.serialise import pack, unpack
+from fedmate.core.tree import pack, unpack
 from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError

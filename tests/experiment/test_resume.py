@@ -19,7 +19,7 @@ from fedmate.backends import BACKENDS, Backend
 from fedmate.backends.base import Round
 from fedmate.core import Tree
 from fedmate.core.options import options_of
-from fedmate.core.serialise import digest, unpack
+from fedmate.core.tree import digest, unpack
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.digits import Digits
 from fedmate.errors import UserError
@@ -271,7 +271,7 @@ def test_time_goes_on_from_where_it_stopped(tmp_path: Path) -> None:
 
 
 TRACED = (
-    *("fedmate/storage.py", "fedmate/core/serialise.py", "fedmate/backends/base.py", "fedmate/backends/sequential.py"),
+    *("fedmate/storage.py", "fedmate/core/tree.py", "fedmate/backends/base.py", "fedmate/backends/sequential.py"),
     *(f"fedmate/experiment/{name}.py" for name in ("run", "record", "checkpoint", "evaluate")),
 )
 """Where an interruption may strike: between any two lines of these."""

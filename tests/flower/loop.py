@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmate.backends.base import Backend, Round, RoundResult
 from fedmate.core import Tree, fold, make_key
-from fedmate.core.serialise import pack, unpack
+from fedmate.core.tree import pack, unpack
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower.backend import Flower

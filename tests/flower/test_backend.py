@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from fedmate.backends.base import Backend, Round, RoundResult
 from fedmate.backends.sequential import Sequential
 from fedmate.core import flatten, make_key
-from fedmate.core.serialise import pack, unpack
+from fedmate.core.tree import pack, unpack
 from fedmate.experiment.build import Built
 from fedmate.flower.messages import Answer, ErrorReply, Reply
 

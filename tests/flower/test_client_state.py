@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from fedmate.core import Tree
-from fedmate.core.serialise import pack
+from fedmate.core.tree import pack
 from fedmate.errors import UserError
 from fedmate.flower.client_state import AheadError, ClientState
 

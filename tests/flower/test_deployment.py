@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fedmate
-from fedmate.core.serialise import unpack
+from fedmate.core.tree import unpack
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
 from fedmate.flower.check import status

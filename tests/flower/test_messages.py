@@ -14,7 +14,7 @@ from tests.flower.loop import TOKEN, Loop, built, start
 
 from fedmate.backends.base import itemise
 from fedmate.core import flatten, select, unflatten
-from fedmate.core.serialise import pack
+from fedmate.core.tree import pack
 from fedmate.errors import UserError
 from fedmate.flower.client import Client
 from fedmate.flower.messages import (

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import fedmate
-from fedmate.core.serialise import unpack
+from fedmate.core.tree import unpack
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.checkpoint import Checkpoint

@@ -1,7 +1,7 @@
 """Back ends: ways to run a round. All give the same result."""
 
 from fedmate.backends.base import Backend
-from fedmate.registry import Registry
+from fedmate.core.options import Registry
 
 __all__ = ["BACKENDS", "Backend"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmate.core import Tree, all_finite, flatten
-from fedmate.core.serialise import DamagedError, fit_to
+from fedmate.core.tree import DamagedError, fit_to
 from fedmate.errors import FedmateError
 
 COUNTS = ("num_samples", "class_counts")

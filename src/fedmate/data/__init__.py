@@ -1,7 +1,7 @@
 """Data sets, and the table that names them."""
 
+from fedmate.core.options import Registry
 from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
-from fedmate.registry import Registry
 
 DATASETS: Registry[type[Dataset]] = Registry(
     "datasets",

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedmate.core import option
-from fedmate.core.serialise import digest
+from fedmate.core.tree import digest
 from fedmate.data.dataset import MOST_CLASSES, OWN_DEFAULTS, Arrays, Dataset, Samples, check_labels, check_names
 from fedmate.errors import UserError
 

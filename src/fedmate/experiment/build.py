@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedmate.backends import BACKENDS, Backend
 from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
-from fedmate.core.serialise import fit_to
 from fedmate.core.shapes import count_flops
+from fedmate.core.tree import fit_to
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.partitioning import ClientSplit, make_federation, split_samples

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedmate import storage
 from fedmate.core import Tree
-from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
+from fedmate.core.tree import DamagedError, fit_to, pack, unpack
 from fedmate.errors import UserError
 
 FORMAT = 1

@@ -21,14 +21,13 @@ import tomli_w
 
 from fedmate.backends import BACKENDS
 from fedmate.core import Limits, Method, Training, option
-from fedmate.core.options import NONE, check_options, check_type, options_of
+from fedmate.core.options import NONE, Registry, check_options, check_type, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.data.sources import expand
 from fedmate.errors import UserError, nearest
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
-from fedmate.registry import Registry
 
 Values: TypeAlias = dict[str, Any]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedmate import storage
 from fedmate.core import Augmentation
 from fedmate.core.metrics import CHUNK
-from fedmate.core.serialise import DamagedError, pack, unpack
+from fedmate.core.tree import DamagedError, pack, unpack
 from fedmate.data import Normalisation
 from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError

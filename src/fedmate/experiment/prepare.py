@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmate import __version__, storage
-from fedmate.core.serialise import DamagedError
+from fedmate.core.tree import DamagedError
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedmate.backends import BACKENDS
 from fedmate.core import Method, Tree, fold, make_key, select
-from fedmate.core.serialise import DamagedError
+from fedmate.core.tree import DamagedError
 from fedmate.errors import UserError
 from fedmate.experiment.build import make_method
 from fedmate.experiment.checkpoint import Checkpoint

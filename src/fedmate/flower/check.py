@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmate.core.serialise import DamagedError, unpack
+from fedmate.core.tree import DamagedError, unpack
 from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import load_file, resolve

@@ -15,7 +15,7 @@ from fedmate.backends.base import one_thread
 from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, num_bytes, select, unmapped
-from fedmate.core.serialise import DamagedError, fit_to
+from fedmate.core.tree import DamagedError, fit_to
 from fedmate.flower.client_state import MODEL, ClientState
 from fedmate.flower.messages import Answer, MessageError, Metrics, Request
 

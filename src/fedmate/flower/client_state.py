@@ -21,7 +21,7 @@ from typing import final
 
 from fedmate import storage
 from fedmate.core import Tree
-from fedmate.core.serialise import DamagedError, fit_to, pack, unpack
+from fedmate.core.tree import DamagedError, fit_to, pack, unpack
 from fedmate.errors import UserError
 from fedmate.flower.messages import PublicError
 

@@ -1,7 +1,7 @@
 """Methods, one file each, and the table that names them."""
 
 from fedmate.core import Method
-from fedmate.registry import Registry
+from fedmate.core.options import Registry
 
 __all__ = ["METHODS", "Method"]
 

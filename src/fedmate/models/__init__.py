@@ -1,7 +1,7 @@
 """Networks, and the table that names them."""
 
+from fedmate.core.options import Registry
 from fedmate.models.base import Architecture
-from fedmate.registry import Registry
 
 __all__ = ["MODELS", "Architecture"]
 

@@ -1,7 +1,7 @@
 """Partitions: how the samples of a data set are split over clients, and the table that names them."""
 
+from fedmate.core.options import Registry
 from fedmate.data.partitions.base import Partition, PartitionInput, repeat_samples
-from fedmate.registry import Registry
 
 __all__ = ["PARTITIONS", "Partition", "PartitionInput", "repeat_samples"]
 

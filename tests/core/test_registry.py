@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedmate.backends import BACKENDS
+from fedmate.core.options import Registry
 from fedmate.data import DATASETS
 from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
-from fedmate.registry import Registry
 
 COLOURS: Registry[int] = Registry("colours", {"red": "stat:ST_UID", "green": "stat:ST_GID", "blue": "stat:ST_DEV"})
 
