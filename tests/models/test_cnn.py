@@ -66,3 +66,15 @@ def test_features_and_logits(name: str) -> None:
     assert (features < 0).any() == (network.slope > 0)
     assert model.extractor_size == sum(network.layers[:-1])
     model.check(x, network.classes)
+
+
+def test_digits_cnn_is_two_convolutions_and_two_linear_layers() -> None:
+    module, x = MODELS["digits_cnn"](width=5).build((1, 8, 8), 3), torch.randn(4, 1, 8, 8)  # type: ignore[call-arg]
+    state = module.state_dict()
+    z = x
+    for layer in ("conv1", "conv2"):
+        z = functional.conv2d(z, state[f"{layer}.weight"], state[f"{layer}.bias"], padding=1)
+        z = functional.max_pool2d(functional.leaky_relu(z, 0.01), 2)
+    z = functional.leaky_relu(functional.linear(z.flatten(1), state["fc1.weight"], state["fc1.bias"]), 0.01)
+    logits = functional.linear(z, state["classifier.weight"], state["classifier.bias"])
+    torch.testing.assert_close(module(x), logits)

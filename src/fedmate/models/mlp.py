@@ -15,7 +15,7 @@ from typing import final
 from torch import nn
 
 from fedmate.core import Limits, option
-from fedmate.models.base import Architecture
+from fedmate.models import Architecture
 
 
 @final

@@ -35,13 +35,7 @@ from torch import Tensor, nn
 
 from fedmate.core import Limits, option
 from fedmate.errors import UserError
-from fedmate.models.base import Architecture
-
-SMALL = 64
-"""The longest side of an image that gets the small stem."""
-
-SMALLEST = 8
-"""The shortest side that can be halved three times."""
+from fedmate.models import Architecture
 
 Norm: TypeAlias = partial[nn.GroupNorm] | type[nn.BatchNorm2d]
 """Makes a layer that normalises so many channels."""
@@ -66,13 +60,21 @@ class ResNet18(Architecture):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return the network; convolutions start as in the paper, the rest as in PyTorch."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST:
+        # A side of 8 can be halved three times.
+        if len(input_shape) != 3 or min(input_shape[1:]) < 8:
             raise UserError(
-                f"`model.name` is `resnet18`, which reads images (channels, height, width) of at least {SMALLEST} x "
-                f"{SMALLEST}, not {input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
+                f"`model.name` is `resnet18`, which reads images (channels, height, width) of at least 8 x 8, not "
+                f"{input_shape}; choose another, or give your own network to `fedmate.run(model=...)`."
             )
         norm: Norm = partial(nn.GroupNorm, self.groups) if self.norm == "group" else nn.BatchNorm2d
-        layers = _stem(input_shape, self.width, norm)
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        is_small = max(input_shape[1:]) <= 64
+        kernel, stride = (3, 1) if is_small else (7, 2)
+        layers["conv1"] = nn.Conv2d(input_shape[0], self.width, kernel, stride, padding=kernel // 2, bias=False)
+        layers["norm1"] = norm(self.width)
+        layers["act1"] = nn.ReLU()
+        if not is_small:
+            layers["pool1"] = nn.MaxPool2d(3, 2, padding=1)
         channels = self.width
         for number in range(4):
             wide, stride = self.width * 2**number, 1 if number == 0 else 2
@@ -92,14 +94,7 @@ class ResNet18(Architecture):
 
 @final
 class ResidualBlock(nn.Module):
-    """Two convolutions whose answer is added to what they were given.
-
-    Args:
-        channels: of the input.
-        wide: channels of the output.
-        stride: of the first convolution.
-        norm: what follows each convolution.
-    """
+    """Two convolutions whose output is added to their input; `stride` is that of the first."""
 
     def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -115,18 +110,5 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `[samples, wide, height / stride, width / stride]`."""
         change: Tensor = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
-        kept: Tensor = self.shortcut(x)
-        return (change + kept).relu()
-
-
-def _stem(input_shape: tuple[int, ...], wide: int, norm: Norm) -> OrderedDict[str, nn.Module]:
-    """Return the layers before the first stage."""
-    small = max(input_shape[1:]) <= SMALL
-    kernel, stride = (3, 1) if small else (7, 2)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv1"] = nn.Conv2d(input_shape[0], wide, kernel, stride, padding=kernel // 2, bias=False)
-    layers["norm1"] = norm(wide)
-    layers["act1"] = nn.ReLU()
-    if not small:
-        layers["pool1"] = nn.MaxPool2d(3, 2, padding=1)
-    return layers
+        unchanged: Tensor = self.shortcut(x)
+        return (change + unchanged).relu()
