@@ -227,7 +227,7 @@ def _may_write(call: ast.Call) -> bool:
 
 def test_storage_does_write() -> None:
     """Or the rule would look past everything."""
-    assert len(unsafe_writes("elsewhere.py", SOURCES[MAY_WRITE])) > 10
+    assert len(unsafe_writes("elsewhere.py", SOURCES[MAY_WRITE])) > 8
 
 
 @pytest.mark.parametrize("check", [wrong_arrows, broken_rules, unsafe_writes, foreign_checks])

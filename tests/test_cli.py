@@ -121,6 +121,12 @@ def test_the_list_is_the_catalogue(fedmate_: Fedmate, kind: str | None) -> None:
     assert answer.out.splitlines() == list(catalogue(kind))
 
 
+def test_the_help_of_a_run_says_what_is_run_by_default(fedmate_: Fedmate) -> None:
+    words = " ".join(fedmate_("run", "--help").out.split())
+    assert "[default: the file's, or fedrep]" in words
+    assert "[default: the file's, or digits]" in words
+
+
 # What bad arguments get.
 
 BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {

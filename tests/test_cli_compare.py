@@ -13,7 +13,7 @@ import pytest
 from tests.studies.small import STUDY
 from typer.testing import CliRunner
 
-from fedmate.cli.app import app
+from fedmate.cli import app
 from fedmate.errors import UserError
 from fedmate.studies.records import Records
 from fedmate.studies.study import Choice, load_study

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 import fedmate
-from fedmate.cli.app import app
+from fedmate.cli import app
 
 ROOT = Path(fedmate.__file__).parent
 REPOSITORY = Path(__file__).parents[1]

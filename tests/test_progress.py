@@ -12,7 +12,7 @@ from rich.console import Console
 from fedmate.errors import NoteWarning
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set, resolve
-from fedmate.progress import Display, RunProgress
+from fedmate.progress import RunProgress
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,10 @@ def test_a_run_that_goes_on_says_where_and_counts_only_its_own_rounds(
 
 def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: Built) -> None:
     for console, file in (piped(), terminal()):
-        with Display(console) as display:
-            display.warn(["one [bold]", "two", "one [bold]"])
-            observer = display.observer()
-            observer.started(four_rounds, 0)
-            observer.round_done(4, 50.0)
+        with RunProgress(console) as shown:
+            shown.warn(["one [bold]", "two", "one [bold]"])
+            shown.started(four_rounds, 0)
+            shown.round_done(4, 50.0)
         lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).splitlines()]
         assert [line for line in lines if line.startswith("Note")] == ["Note: one [bold]", "Note: two"]
         assert "50.00 %" in file.getvalue()
@@ -61,12 +60,11 @@ def test_a_display_chooses_by_its_console_and_says_each_note_once(four_rounds: B
 
 def test_a_display_without_a_console_is_silent(four_rounds: Built, capsys: pytest.CaptureFixture[str]) -> None:
     """What should be read is not lost: it is a warning."""
-    with warnings.catch_warnings(record=True) as warned, Display(None) as display:
+    with warnings.catch_warnings(record=True) as warned, RunProgress(None) as shown:
         warnings.simplefilter("always")
-        display.warn(["one", "one"])
-        observer = display.observer()
-        observer.started(four_rounds, 1)
-        observer.warned("two")
-        observer.round_done(4, 50.0)
+        shown.warn(["one", "one"])
+        shown.started(four_rounds, 1)
+        shown.warned("two")
+        shown.round_done(4, 50.0)
     assert [(one.category, str(one.message)) for one in warned] == [(NoteWarning, "one"), (NoteWarning, "two")]
     assert capsys.readouterr() == ("", "")

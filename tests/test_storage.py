@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedmate import storage
-from fedmate.storage import BusyError, Lock
+from fedmate.storage import BusyError, lock
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -148,7 +148,7 @@ if len(sys.argv) > 2:
     def fail(descriptor, operation):
         raise OSError(int(sys.argv[2]), "no locks here")
     fcntl.flock, storage.LEASE = fail, 1.0
-with storage.Lock(Path(sys.argv[1])):
+with storage.lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -191,10 +191,10 @@ def test_a_lock_another_process_holds_is_busy_until_that_process_is_killed(
     with held_elsewhere(path, *([] if number is None else [number])) as process:
         for _ in range(2):
             with pytest.raises(BusyError, match="lock"):
-                Lock(path)
+                lock(path)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with Lock(path):
+        with lock(path):
             pass
 
 
@@ -204,7 +204,7 @@ def test_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path, flock: Callabl
     with held_elsewhere(tmp_path / "lock", errno.ENOLCK) as process:
         process.send_signal(signal.SIGSTOP)
         time.sleep(1.5)
-        with Lock(tmp_path / "lock"):
+        with lock(tmp_path / "lock"):
             pass
 
 
@@ -214,9 +214,9 @@ def test_a_lock_is_held_once_until_it_is_released(
 ) -> None:
     if number is not None:
         flock(number)
-    with Lock(tmp_path / "lock"), pytest.raises(BusyError):
-        Lock(tmp_path / "lock")
-    with pytest.raises(ValueError, match="inside"), Lock(tmp_path / "lock"):
+    with lock(tmp_path / "lock"), pytest.raises(BusyError):
+        lock(tmp_path / "lock")
+    with pytest.raises(ValueError, match="inside"), lock(tmp_path / "lock"):
         raise ValueError("inside")
-    with Lock(tmp_path / "lock"):
+    with lock(tmp_path / "lock"):
         pass

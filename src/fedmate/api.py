@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from os import PathLike
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 from rich.console import Console
 from torch import nn
@@ -23,12 +22,7 @@ from fedmate.experiment.prepare import new_runs, resumed_runs, run_all
 from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.request import Request, UserInputs
-from fedmate.progress import Display
-
-RUN = "the path of a run's folder"
-FILE = "the path of a file"
-EXPERIMENT = "the path of a TOML file, or a dictionary of what one would hold"
-SAMPLES = "a `fedmate.Pool(x, y)`, or the path of an `.npz` or `.csv` file"
+from fedmate.progress import RunProgress
 
 
 def run(
@@ -71,12 +65,11 @@ def run(
         >>> record.summary["rounds"], record.accuracy("global") == record.accuracy()
         (2, True)
     """
-    _check_name("method", method)
-    methods = () if method is None else (method,)
-    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier), data_dir)
-    if resume is not None and len(runs := runs_of(_path("resume", resume, RUN))) > 1:
+    if resume is not None and len(runs := runs_of(Path(resume))) > 1:
         raise UserError(f"`resume` is `{resume}`, a comparison of {len(runs)} runs; use `fedmate.compare(resume=...)`.")
-    return _run(request, out, resume, progress)[0]
+    inputs = UserInputs(data, model, classifier, None if data_dir is None else Path(data_dir))
+    methods = () if method is None else (method,)
+    return _run(experiment, methods, dataset, set, inputs, out, resume, progress)[0]
 
 
 def compare(
@@ -104,19 +97,16 @@ def compare(
         >>> sorted(records)
         ['fedavg', 'local']
     """
-    if isinstance(methods, str) or not isinstance(methods, Sequence):
-        raise UserError(f"`methods` is {_kind(methods)}; give a list of names, such as `['fedmate', 'fedavg']`.")
-    for i, name in enumerate(methods):
-        _check_name(f"methods[{i}]", name, required=True)
-    if not methods and resume is None:
-        raise UserError("`methods` is empty; name the methods to compare, such as `['fedmate', 'fedavg']`.")
-    request = _request(experiment, methods, dataset, set, UserInputs(data, model, classifier), data_dir)
-    return {record.config["method"]["name"]: record for record in _run(request, out, resume, progress)}
+    if isinstance(methods, str) or not (methods or resume):
+        raise UserError(f"`methods` is {methods!r}; give a list of names, such as `['fedmate', 'fedavg']`.")
+    inputs = UserInputs(data, model, classifier, None if data_dir is None else Path(data_dir))
+    records = _run(experiment, methods, dataset, set, inputs, out, resume, progress)
+    return {record.config["method"]["name"]: record for record in records}
 
 
 def load(folder: str | Path) -> Record:
     """Read the record of a run, finished or not, from its folder."""
-    return Record(_path("folder", folder, RUN))
+    return Record(Path(folder))
 
 
 def export(
@@ -150,16 +140,12 @@ def export(
     """
     if (client is None) != bool(global_):
         raise UserError("`client` and `global_` choose the model; give exactly one of them.")
-    if client is not None and not isinstance(client, SupportsIndex):
-        raise UserError(f"`client` is {_kind(client)}; give its number.")
-    target = None if to is None else _path("to", to, FILE)
-    if target is not None:
-        check_target(target)
+    if to is not None:
+        check_target(Path(to))
     # numpy's whole numbers would overflow where Python's do not.
-    number = None if client is None else index(client)
-    exported = export_model(_path("folder", folder, RUN), number, UserInputs(data, model))
-    if target is not None:
-        exported.save(target)
+    exported = export_model(Path(folder), None if client is None else index(client), UserInputs(data, model))
+    if to is not None:
+        exported.save(Path(to))
     return exported
 
 
@@ -178,7 +164,7 @@ def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableM
         >>> load_model(folder + "/model.safetensors").signature.input_shape
         (1, 8, 8)
     """
-    return predicting.load_model(_path("path", path, FILE), model)
+    return predicting.load_model(path, model)
 
 
 def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, prior: Prior | None = None) -> Predictions:
@@ -199,7 +185,7 @@ def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, pri
         (2, (2, 10))
     """
     if not isinstance(model, PortableModel):
-        model = predicting.load_model(_path("model", model, "what `fedmate.export` gave, or the path of its file"))
+        model = predicting.load_model(model)
     return model.predict(x, prior)
 
 
@@ -227,74 +213,42 @@ def adapt(
         >>> found.model.origin["client"], sorted(found.accuracy["after"])
         ('newcomer', ['balanced', 'own'])
     """
-    samples = data if isinstance(data, Pool) else _path("data", data, SAMPLES)
-    target = None if to is None else _path("to", to, FILE)
-    return adapting.adapt(_path("folder", folder, RUN), samples, target, model)
+    samples = data if isinstance(data, Pool) else Path(data)
+    return adapting.adapt(Path(folder), samples, None if to is None else Path(to), model)
 
 
-def _request(
+def _run(
     experiment: str | Path | Mapping[str, Any] | None,
     methods: Sequence[str],
     dataset: str | None,
     settings: Mapping[str, Any] | None,
     inputs: UserInputs,
-    data_dir: str | Path | None,
-) -> Request:
-    _check_name("dataset", dataset)
+    out: str | Path | None,
+    resume: str | Path | None,
+    progress: bool,
+) -> list[Record]:
     if isinstance(experiment, Mapping):
-        _check_keys("experiment", experiment)
         base: ConfigSource | None = ConfigSource("the experiment", dict(experiment))
     else:
-        base = None if experiment is None else load_file(_path("experiment", experiment, EXPERIMENT))
+        base = None if experiment is None else load_file(Path(experiment))
     if not isinstance(settings, Mapping | None):
-        raise UserError(f"`set` is {_kind(settings)}; give a dictionary, such as `{{'rounds': 10}}`.")
-    _check_keys("set", settings or {})
-    if data_dir is not None:
-        inputs = inputs._replace(folder=_path("data_dir", data_dir, "the path of the folder that holds data sets"))
-    return Request(base, methods, dataset, nest("set", (settings or {}).items()), inputs)
-
-
-def _run(request: Request, out: str | Path | None, resume: str | Path | None, progress: bool) -> list[Record]:
+        raise UserError(f"`set` is a {type(settings).__name__}; give a dictionary, such as `{{'rounds': 10}}`.")
     if out is not None and resume is not None:
         raise UserError("`out` begins a new run and `resume` goes on with an old one; give one of them.")
-    target = None if out is None else _path("out", out, "the path of a new folder")
-    with (
-        new_runs(request, target) if resume is None else resumed_runs(request, _path("resume", resume, RUN)) as jobs,
-        Display(Console() if progress else None) as display,
-    ):
-        display.warn(warning for job in jobs for warning in job.warnings)
+    request = Request(base, methods, dataset, nest("set", (settings or {}).items()), inputs)
+    opened = (
+        new_runs(request, None if out is None else Path(out)) if resume is None else resumed_runs(request, Path(resume))
+    )
+    with opened as jobs, RunProgress(Console() if progress else None) as shown:
+        shown.warn(warning for job in jobs for warning in job.warnings)
         try:
-            diverged = run_all(jobs, display.observer)
+            diverged = run_all(jobs, shown)
         except KeyboardInterrupt as interrupt:
-            data_dir, folder = request.inputs.folder, jobs[0].folder if len(jobs) == 1 else jobs[0].folder.parent
-            place = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
-            call = f"fedmate.{'run' if len(jobs) == 1 else 'compare'}(resume={str(folder)!r}{place})"
+            place = "" if inputs.folder is None else f", data_dir={str(inputs.folder)!r}"
+            name, folder = ("run", jobs[0].folder) if len(jobs) == 1 else ("compare", jobs[0].folder.parent)
+            call = f"fedmate.{name}(resume={str(folder)!r}{place})"
             interrupt.add_note(f"The rounds done are saved: `{call}` goes on.")
             raise
     if diverged:
         raise DivergedError(" ".join(diverged))
     return [Record(job.folder) for job in jobs]
-
-
-def _path(name: str, value: object, wanted: str) -> Path:
-    if not isinstance(value, str | PathLike):
-        raise UserError(f"`{name}` is {_kind(value)}; give {wanted}.")
-    return Path(value)
-
-
-def _check_name(argument: str, value: object, *, required: bool = False) -> None:
-    if not isinstance(value, str) and (required or value is not None):
-        found = f"the class `{value.__name__}`" if isinstance(value, type) else _kind(value)
-        own = ", which one of your own gets by an entry point (docs/add-a-method.md)" * isinstance(value, type)
-        raise UserError(f"`{argument}` is {found}; give one name, as a string{own}.")
-
-
-def _check_keys(argument: str, values: Mapping[Any, Any]) -> None:
-    odd = [key for key in values if not isinstance(key, str)]
-    if odd:
-        raise UserError(f"`{argument}` has a key that is {_kind(odd[0])}; write keys as strings.")
-
-
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -16,8 +16,10 @@ from fedmate.experiment.run import Observer
 
 
 @final
-class Display:
-    """Shows several runs, one after the other, while it is open.
+class RunProgress(Observer):
+    """Shows runs, one after the other: a line whenever accuracy was measured and at least every tenth of a run.
+
+    Entered as a context, it shows a bar for each run instead if the console is a terminal.
 
     Args:
         console: where; nowhere if `None`, and sentences for the user are Python warnings.
@@ -25,10 +27,19 @@ class Display:
 
     def __init__(self, console: Console | None) -> None:
         self._console = console
-        self._bars = bars(console) if console is not None and console.is_terminal else None
+        self._bars: Progress | None = None
 
     def __enter__(self) -> Self:
-        if self._bars is not None:
+        if self._console is not None and self._console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[accuracy]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self._console,
+            )
             self._bars.start()
         return self
 
@@ -36,31 +47,13 @@ class Display:
         if self._bars is not None:
             self._bars.stop()
 
-    def observer(self) -> Observer:
-        """Return what shows the next run."""
-        return RunProgress(self._console, self._bars)
-
     def warn(self, sentences: Iterable[str]) -> None:
         """Show what should be read first, each sentence once."""
         for sentence in dict.fromkeys(sentences):
             if self._console is None:
                 # Of the line that called `fedmate.run` or `fedmate.compare`.
                 warnings.warn(sentence, NoteWarning, stacklevel=4)
-            else:
-                self._console.out(f"Note: {sentence}", highlight=False)
-
-
-@final
-class RunProgress(Observer):
-    """Shows one run: a bar, or a line whenever accuracy was measured and at least every tenth of the run.
-
-    Args:
-        console: where; nowhere if `None`.
-        bars: the display of bars that is open on it, if there is one.
-    """
-
-    def __init__(self, console: Console | None, bars: Progress | None = None) -> None:
-        self._console, self._bars = console, bars
+            self._print(f"Note: {sentence}")
 
     def started(self, built: Built, done: int) -> None:
         """Add a bar, or remember how long the run is."""
@@ -94,16 +87,3 @@ class RunProgress(Observer):
     def _print(self, line: str) -> None:
         if self._console is not None:
             self._console.out(line, highlight=False)
-
-
-def bars(console: Console) -> Progress:
-    """Return a display of one bar for each run."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-    )

@@ -368,11 +368,11 @@ def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
     busy = rf"`{folder}/\w+` is being run by another process; wait for it, or stop it before you resume\."
     with new_runs(ask("local", "fedper"), folder), pytest.raises(UserError, match=busy):
         go_on(folder)
-    with storage.Lock(folder / "fedper" / "checkpoint" / "lock"):
+    with storage.lock(folder / "fedper" / "checkpoint" / "lock"):
         with pytest.raises(UserError, match=busy):
             go_on(folder)
         # What was refused holds on to nothing.
-        with storage.Lock(folder / "local" / "checkpoint" / "lock"):
+        with storage.lock(folder / "local" / "checkpoint" / "lock"):
             pass
     with resumed_runs(NOTHING, folder / "local"), pytest.raises(UserError, match=busy):
         go_on(folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedmate.cli.app import DataDir, make_console, one_line, status
+from fedmate.cli import DataDir, make_console, one_line, status
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`fedmate data`."""
+"""Commands that train nothing: `fedmate partition`, `data`, `list` and `cite`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,108 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import filesize
 
-from fedmate.cli.app import DataDir, SkipBad, make_console, one_line, read_settings
+from fedmate.cli import (
+    DataDir,
+    DatasetName,
+    Settings,
+    SkipBad,
+    make_console,
+    one_line,
+    print_table,
+    read_request,
+    read_settings,
+)
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from fedmate.data import Arrays, Dataset
+    from fedmate.experiment.config import Section
+    from fedmate.report.plots import PartitionPlot
 
 NAMED = 10
 """How many class names are printed."""
+
+MOST_CLASSES, MOST_CLIENTS = 12, 40
+"""Larger partitions are summed up instead of printed as a table."""
+
+
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[settings|training|methods|datasets|partitions|models|backends]",
+            help="Table to show. [default: all]",
+        ),
+    ] = None,
+) -> None:
+    """List the names that an experiment can use, with options and defaults.
+
+    A method is listed with the parts that it shares and keeps private, and with the numbers that cross in a round.
+    """
+    from fedmate.catalogue import catalogue
+
+    for line in catalogue(kind):
+        typer.echo(line)
+
+
+def cite(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or comparisons, finished or not.")
+    ],
+) -> None:
+    """Print the citations of runs, their methods and data, as BibTeX."""
+    from fedmate.citations import bibliography
+
+    for block in bibliography(folders):
+        typer.echo(block)
+
+
+def partition(
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EXPERIMENT.toml]", help="File of an experiment; without one, the defaults are shown."),
+    ] = None,
+    dataset: DatasetName = None,
+    set_: Settings = None,
+    skip_bad: SkipBad = False,
+    data_dir: DataDir = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="New file for a plot: `.svg`, `.png` or `.pdf`.")
+    ] = None,
+) -> None:
+    """Show how samples are distributed over clients."""
+    from fedmate.experiment.partitioning import split_samples
+    from fedmate.experiment.request import compose
+    from fedmate.report.drawing import check_plot
+    from fedmate.report.plots import PartitionPlot
+    from fedmate.storage import check_new, write_for_user
+
+    if plot is not None:
+        check_plot(plot)
+        check_new(plot)
+    request = read_request(experiment, [], dataset, set_, skip_bad, data_dir)
+    (chosen,) = compose(request)
+    split = split_samples(chosen, request.inputs)
+    title = f"{chosen.dataset.name}, {_name(chosen.partition)}, seed {chosen.general.seed}"
+    holdings = PartitionPlot("partition", title, split.class_counts(), split.names(), split.arrays.class_names)
+    if plot is not None:
+        write_for_user(plot, holdings.draw(plot.suffix))
+    console = make_console()
+    for note in split.arrays.notes:
+        console.out(f"Note: {one_line(note)}")
+    clients, classes = holdings.counts.shape
+    if clients <= MOST_CLIENTS and classes <= MOST_CLASSES:
+        print_table(console, _table(holdings))
+    else:
+        console.out("\n".join(map(one_line, _summary(holdings))))
+    tested = "Test split" if split.validation is None else "Validation, of training samples that no client holds"
+    console.out(f"{tested}: {len(split.test.y)} samples")
+    console.out(f"Data set:  sha256 {split.data_sha256}\nPartition: sha256 {split.sha256}")
+    if plot is not None:
+        console.out(f"Plot: {plot}")
 
 
 def data(
@@ -49,7 +141,48 @@ def data(
             arrays = dataset.load(folder)
         lines = _describe(dataset, arrays, found, bool(checked))
     for line in lines:
-        console.out(one_line(line), highlight=False)
+        console.out(one_line(line))
+
+
+def _name(section: Section) -> str:
+    """Name a partition with its first own option, and others that are not at their defaults."""
+    from fedmate.core.options import options_of
+    from fedmate.data.partitions import PARTITIONS, Partition
+
+    options = options_of(PARTITIONS[section.name])
+    own = [key for key in options if key not in options_of(Partition)]
+    shown = own[:1] + [key for key in own[1:] if section.options[key] != options[key].default]
+    values = {key: section.options[key] for key in shown}
+    words = ", ".join(f"{key} = {f'{v:g}' if isinstance(v, float) else v}" for key, v in values.items())
+    return f"{section.name} ({words})" if words else section.name
+
+
+def _table(holdings: PartitionPlot) -> Table:
+    """Return a row for each client and a column for each class, with sums."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    counts = holdings.counts
+    table = Table(title=Text(holdings.title), box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column("client", "all", no_wrap=True)
+    for name, total in zip(holdings.classes, counts.sum(0), strict=True):
+        table.add_column(Text(one_line(name)), str(total), justify="right", no_wrap=True)
+    table.add_column("all", str(counts.sum()), justify="right", no_wrap=True)
+    for client, row in zip(holdings.clients, counts, strict=True):
+        table.add_row(client, *map(str, row), str(row.sum()))
+    return table
+
+
+def _summary(holdings: PartitionPlot) -> list[str]:
+    """Return a summary of many clients or classes."""
+    import numpy as np
+
+    counts = holdings.counts
+    lines = [holdings.title, f"Clients: {counts.shape[0]}, classes: {counts.shape[1]}, samples: {counts.sum()}"]
+    for name, numbers in (("Samples", counts.sum(1)), ("Classes", (counts > 0).sum(1))):
+        lines.append(f"{name} of a client: {numbers.min()} to {numbers.max()}, median {np.median(numbers):g}")
+    return [*lines, f"Classes without any client: {(counts.sum(0) == 0).sum()}"]
 
 
 def _find(name: str, dataset: Dataset, folder: Path, console: Console) -> list[Path]:
@@ -61,7 +194,7 @@ def _find(name: str, dataset: Dataset, folder: Path, console: Console) -> list[P
     except UserError:
         if dataset.instructions:
             for number, step in enumerate(dataset.instructions, 1):
-                console.out(f"{number}. {step.format(folder=folder)}", highlight=False)
+                console.out(f"{number}. {step.format(folder=folder)}")
             raise UserError(
                 f"`{name}` is not in `{folder}`, or not complete; follow the steps above, then repeat the command."
             ) from None
@@ -72,7 +205,6 @@ def _find(name: str, dataset: Dataset, folder: Path, console: Console) -> list[P
 
 
 def _describe(dataset: Dataset, arrays: Arrays, found: Sequence[Path], is_checked: bool) -> Iterator[str]:
-    """Yield the lines that describe the content of a data set."""
     names, samples = arrays.class_names, arrays.train.x
     yield _title(type(dataset))
     yield f"  training   {len(arrays.train.y):,} samples"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmate.cli.app import Command, one_line
+from fedmate.cli import Command, one_line
 from fedmate.errors import UserError
 
 deploy = typer.Typer(

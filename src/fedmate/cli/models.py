@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmate.cli.app import make_console, one_line
+from fedmate.cli import make_console, one_line
 from fedmate.errors import UserError
 
 

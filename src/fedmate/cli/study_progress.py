@@ -8,7 +8,7 @@ from typing import Self, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedmate.cli.app import one_line
+from fedmate.cli import one_line
 from fedmate.experiment.build import Built
 from fedmate.experiment.run import Observer
 from fedmate.studies.run import Watcher

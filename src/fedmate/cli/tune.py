@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedmate.cli.app import DataDir, Settings, SkipBad, make_console, read_settings, status
+from fedmate.cli import DataDir, Settings, SkipBad, make_console, read_settings, status
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:

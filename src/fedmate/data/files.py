@@ -125,8 +125,7 @@ def write_cache(path: Path, arrays: Arrays, signature: str) -> None:
     }
     content = save({key: np.ascontiguousarray(part) for key, part in parts.items()}, {"fedmate": json.dumps(about)})
     storage.make_folder(path.parent)
-    # Unlike `replace`, safe where several processes write the same cache.
-    storage.replace_by_parts(path, [content])
+    storage.replace(path, content, is_shared=True)
 
 
 def read_cache(path: Path, signature: str) -> Arrays | None:

@@ -218,7 +218,7 @@ class Checkpoint:
     def flush(self) -> None:
         """Bring the names of new files, and deletions, to the disk."""
         for folder in (self.folder, self.folder / "clients"):
-            storage.sync_folder(folder)
+            storage.flush(folder)
 
     def clean(self) -> None:
         """Delete what an interrupted checkpoint left behind."""

@@ -8,8 +8,8 @@ import platform
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,13 +101,13 @@ def begin(folder: Path, built: Built) -> None:
     Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
 
 
-def run_all(jobs: Iterable[PreparedRun], observer: Callable[[], Observer]) -> list[str]:
+def run_all(jobs: Iterable[PreparedRun], observer: Observer) -> list[str]:
     """Run one after the other; return a sentence for each that diverged, which does not stop the rest."""
     diverged = []
     for job in jobs:
         if job.built is not None:
             try:
-                run(job.built, job.folder, observer())
+                run(job.built, job.folder, observer)
             except DivergedError as error:
                 diverged.append(f"{job.built.experiment.method.name}: {error} The record is in {job.folder}.")
     return diverged
@@ -205,9 +205,9 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
     return PreparedRun(folder, built, built.warnings)
 
 
-def _locked(folder: Path) -> storage.Lock:
+def _locked(folder: Path) -> AbstractContextManager[object]:
     try:
-        return storage.Lock(folder / "checkpoint" / "lock")
+        return storage.lock(folder / "checkpoint" / "lock")
     except storage.BusyError:
         raise UserError(
             f"`{folder}` is being run by another process; wait for it, or stop it before you resume."

@@ -278,7 +278,7 @@ class Recorder:
             if self._sizes[name]:
                 storage.flush(self.folder / name)
         for folder in filter(Path.exists, (self.folder, self.folder / "diagnostics")):
-            storage.sync_folder(folder)
+            storage.flush(folder)
 
     def files(self) -> dict[str, dict[str, Any]]:
         """Return how long the growing files are, in bytes, and a digest of what was written into each."""

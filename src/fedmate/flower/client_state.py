@@ -16,6 +16,7 @@ import csv
 import io
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import final
 
@@ -64,9 +65,9 @@ class ClientState:
         self._identity = {"experiment": experiment, "partition": client}
         make_private(self.folder)
 
-    def lock(self) -> storage.Lock:
+    def lock(self) -> AbstractContextManager[object]:
         """Hold the client for this process, or raise `BusyError`."""
-        return storage.Lock(self.folder / "lock")
+        return storage.lock(self.folder / "lock")
 
     def begin(self, round_number: int, initial: Tree) -> Tree:
         """Return the state that a round starts from: `initial`, or one of its form.

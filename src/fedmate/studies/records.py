@@ -20,7 +20,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -149,12 +149,12 @@ class Records:
         """Return the folder in which a run is run."""
         return self.folder / "runs" / name
 
-    def claim(self, name: str) -> storage.Lock:
+    def claim(self, name: str) -> AbstractContextManager[object]:
         """Take a run for this process, or raise `BusyError`; the claim ends with the process."""
         path = self.folder / "locks" / name
         try:
             storage.make_folder(path.parent)
-            return storage.Lock(path)
+            return storage.lock(path)
         except OSError as error:
             reason = f"cannot be locked ({error.strerror})"
             raise UserError(f"`{path}` {reason}; use a folder that can be written.") from None
@@ -169,7 +169,7 @@ class Records:
         except UserError:
             return False
 
-    def _wait_for_turn(self) -> storage.Lock:
+    def _wait_for_turn(self) -> AbstractContextManager[object]:
         """Wait until no other process adds records."""
         end = time.monotonic() + TIMEOUT
         while True:

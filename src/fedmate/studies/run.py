@@ -132,7 +132,7 @@ def _train(work: Work, run: StudyRun, observer: Observer) -> None:
         for note in jobs[0].warnings:
             observer.warned(note)
         # A run that diverges is finished, too: its record tells.
-        run_prepared(jobs, lambda: observer)
+        run_prepared(jobs, observer)
     work.records.add([summarise(Record(folder))])
 
 
