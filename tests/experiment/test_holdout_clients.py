@@ -22,7 +22,7 @@ from fedmate.experiment.record import Record
 from fedmate.experiment.request import Request, UserInputs, compose
 from fedmate.experiment.run import run as run_built
 from fedmate.progress import RunProgress
-from fedmate.report.tables import unseen_clients
+from fedmate.report.tables import show, unseen_clients
 
 CLASSES, FEATURES = 3, 4
 SETTINGS: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
     shown = unseen_clients([record.summary])
     assert shown is not None
     file = io.StringIO()
-    Console(file=file, width=100).print(shown, highlight=False)
+    show(shown, Console(file=file, width=100))
     accuracy = record.summary["newcomers"]["accuracy"]
     figures = [accuracy[view][test]["mean"] for test in ("balanced", "own") for view in ("before", "after")]
     lines = [line.split() for line in file.getvalue().splitlines()]

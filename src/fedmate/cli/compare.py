@@ -114,7 +114,7 @@ def _run(console: Console, study: Study, choice: Choice, records: Records, jobs:
 
 def _show(console: Console, study: Study, choice: Choice, records: Records) -> None:
     """Print the tables of the finished runs, and save them with the plots."""
-    from fedmate.report.tables import to_rich
+    from fedmate.report.tables import show
     from fedmate.studies.output import save
     from fedmate.studies.statistics import Results
 
@@ -124,10 +124,8 @@ def _show(console: Console, study: Study, choice: Choice, records: Records) -> N
             f"`{records.folder}` has no finished run of `{study.name}` for these options; run it without `--show`."
         )
     saved = save(results, records.folder)
-    for one in saved.tables:
-        table = to_rich(one, console.width)
-        width = max(console.width, console.measure(table).minimum)
-        console.print(table, highlight=False, width=width, crop=False)
+    for table in saved.tables:
+        show(table, console)
     _print_notes(console, saved.notes)
     console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)
 

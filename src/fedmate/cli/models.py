@@ -76,7 +76,7 @@ def adapt(
 ) -> None:
     """Let an unseen client adapt a run's model, and test it before and after."""
     from fedmate.experiment.adapt import adapt
-    from fedmate.report.tables import adapted, samples_by_class
+    from fedmate.report.tables import adapted, samples_by_class, show
 
     found, console = adapt(folder, data, to), make_console()
     for note in found.notes:
@@ -86,6 +86,6 @@ def adapt(
         f"Unseen client, {origin['method']} on {origin['dataset']}, after round {origin['round']}:", highlight=False
     )
     for table in (adapted(found.accuracy), samples_by_class(found.samples)):
-        console.print(table, highlight=False)
+        show(table, console)
     if to is not None:
         console.out(f"Model: {to}", highlight=False)

@@ -17,7 +17,6 @@ from fedmate.cli import (
     SkipBad,
     make_console,
     one_line,
-    print_table,
     read_request,
     status,
 )
@@ -103,7 +102,7 @@ def _stop(stopped: KeyboardInterrupt | OSError | StoppedError, records: Sequence
 
 
 def _print_results(console: Console, records: Sequence[Record]) -> None:
-    from fedmate.report.tables import comparison, unseen_clients
+    from fedmate.report.tables import comparison, show, unseen_clients
 
     summaries = [record.summary for record in records if record.finished]
     ended = [summary for summary in summaries if summary.get("diverged_in_round") is None]
@@ -111,5 +110,5 @@ def _print_results(console: Console, records: Sequence[Record]) -> None:
         return
     for table in (comparison(ended), unseen_clients(ended)):
         if table is not None:
-            print_table(console, table)
+            show(table, console)
     console.out(f"Records: {', '.join(str(record.folder) for record in records)}")

@@ -50,7 +50,7 @@ def tune(
     """
     from fedmate.experiment.config import load_file
     from fedmate.experiment.request import Request, UserInputs
-    from fedmate.report.tables import to_rich
+    from fedmate.report.tables import show
     from fedmate.studies.records import Records
     from fedmate.studies.tuning import Search, save, table_of
 
@@ -63,7 +63,7 @@ def tune(
     console, records = make_console(), Records(store or folder, folder.name)
     done = _run(console, search, records, inputs)
     preset = save(search, done, records, folder)
-    console.print(to_rich(table_of(search, done), console.width), highlight=False)
+    show(table_of(search, done), console)
     best = shlex.quote(str(folder / "best.toml"))
     console.out(f"Saved: {folder}. To run the best: fedmate run {best}", highlight=False)
     if preset is not None:

@@ -20,7 +20,7 @@ from fedmate.flower.backend import Connect, Federated, Flower
 from fedmate.flower.run_config import request_of
 from fedmate.flower.transport import PAUSE, GridTransport, Transport, reached
 from fedmate.progress import RunProgress
-from fedmate.report.tables import comparison
+from fedmate.report.tables import comparison, show
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -113,5 +113,4 @@ def _run(job: PreparedRun, connect: Connect, console: Console) -> None:
             highlight=False,
         )
         raise
-    table = comparison([Record(job.folder).summary])
-    console.print(table, highlight=False, width=max(console.width, console.measure(table).minimum), crop=False)
+    show(comparison([Record(job.folder).summary]), console)

@@ -5,28 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import rich.table
 from rich import box
 from rich.cells import cell_len
-from rich.console import Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.text import Text
 
 from fedmate.experiment.record import TESTS, VIEWS
 
-MEANINGS = {
-    "before": "the model as received; personal layers, if any, are not trained yet",
-    "after": "the same model after one local update on the training samples",
-    "global": "the aggregated model of the run",
-    "balanced": "all classes weigh alike",
-    "own": "classes weigh as in the training samples; models with a prior use that",
-}
-"""The words in the table of an adapted client."""
-
-NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?( ± [\d.,e+-]+)?( \(.*\))?")
+NUMBER = re.compile(r"\*?[+-]?\d[\d.,]*(e[+-]?\d+)?( ± [\d.,e+-]+)?( \(.*\))?")
 """A cell that is aligned right."""
 
 CODE = re.compile("`([^`]+)`")
@@ -48,90 +39,6 @@ LATEX = {
 """Characters that LaTeX takes for something else, or does not know."""
 
 
-# -------------------- runs
-
-
-def comparison(summaries: Sequence[dict[str, Any]]) -> rich.table.Table:
-    """Return a table with a row per run: accuracy in percent by view and test, bytes, time."""
-    first = summaries[0]
-    rounds = f"{first['rounds']} round{'s' * (first['rounds'] != 1)}"
-    caption = (
-        "accuracy in percent, mean over clients; * primary view; MB over all clients\n"
-        "balanced: all classes weigh alike; own: as at the client, whose class shares\n"
-        "models with `calibration` or `own_prior` are given there"
-    )
-    table = _by_test(f"{first['dataset']}, {first['clients']} clients, {rounds}, seed {first['seed']}", caption, VIEWS)
-    for name in ("MB\nup", "MB\ndown", "time\ns"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for summary in summaries:
-        cells = [_cell(summary, view, test) for test in TESTS for view in VIEWS]
-        numbers = (summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6, summary["seconds"])
-        table.add_row(summary["method"], *cells, *(f"{n:.1f}" if n < 100 else f"{n:.0f}" for n in numbers))
-    return table
-
-
-def unseen_clients(summaries: Sequence[dict[str, Any]]) -> rich.table.Table | None:
-    """Return a table of the clients that were not in training, or nothing if there were none."""
-    met = [summary for summary in summaries if "newcomers" in summary]
-    if not met:
-        return None
-    title = f"{met[0]['newcomers']['clients']} clients that were not in training"
-    table = _by_test(title, "accuracy in percent before and after one local update", ("before", "after"))
-    for summary in met:
-        accuracy = summary["newcomers"]["accuracy"]
-        cells = [_figure(accuracy[view], test) for test in TESTS for view in ("before", "after")]
-        table.add_row(summary["method"], *cells)
-    return table
-
-
-def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Group:
-    """Return a table of a client's accuracies before and after it adapts, and the meaning of its words."""
-    table = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("accuracy in %", no_wrap=True)
-    for test in TESTS:
-        table.add_column(test, justify="right", no_wrap=True)
-    for view, figures in accuracy.items():
-        cells = (figures[test] for test in TESTS)
-        table.add_row(view, *("-" if cell is None else f"{cell:.2f}" for cell in cells))
-    # Below the table: a caption would be as narrow as the table.
-    meanings = [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in accuracy or word in TESTS]
-    return Group(table, Text("\n".join(meanings), style="table.caption"))
-
-
-def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> rich.table.Table:
-    """Return a table of the samples of each class that were used for training and for testing."""
-    table = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
-    table.add_column("samples of class", "all")
-    for part in ("train", "test"):
-        table.add_column(part, str(sum(samples[part].values())), justify="right", no_wrap=True)
-    for name in samples["train"]:
-        table.add_row(Text(name), *(str(samples[part][name]) for part in ("train", "test")))
-    return table
-
-
-def _by_test(title: str, caption: str, views: Sequence[str]) -> rich.table.Table:
-    """Return an empty table with a column for each test and view."""
-    table = rich.table.Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("method", no_wrap=True)
-    for test in TESTS:
-        for view in views:
-            # The test is over its first column only, so that the table fits into 80 characters.
-            table.add_column(f"{test if view == views[0] else ''}\n{view}", justify="right", no_wrap=True)
-    return table
-
-
-def _cell(summary: dict[str, Any], view: str, test: str) -> str:
-    figure, primary = _figure(summary["accuracy"][view], test), summary["headline"]
-    return "*" * (figure != "-" and (primary["view"], primary["test"]) == (view, test)) + figure
-
-
-def _figure(figures: dict[str, Any] | None, test: str) -> str:
-    return "-" if figures is None or figures[test]["mean"] is None else f"{figures[test]['mean']:.2f}"
-
-
-# -------------------- tables for documents
-
-
 @final
 @dataclass(frozen=True)
 class Table:
@@ -139,10 +46,8 @@ class Table:
 
     Attributes:
         name: of its files.
-        title: above it.
-        head: the names of columns.
-        rows: a cell for each column.
-        notes: sentences below it.
+        title, notes: sentences above and below it.
+        head, rows: the names of columns, and a cell for each column.
         bold: cells `(row, column)` in bold type.
         groups: a name over each column, shared by neighbours; an empty name is none.
     """
@@ -174,6 +79,81 @@ class Table:
         """Tell whether a column has numbers, which are aligned right; the first has names."""
         return column > 0 and any(NUMBER.fullmatch(row[column]) for row in self.rows)
 
+    def cells(self, write: Callable[[str], str], bold: str) -> Iterator[list[str]]:
+        """Yield rows with cells as `write` returns them."""
+        for i, row in enumerate(self.rows):
+            yield [bold.format(write(c)) if (i, j) in self.bold and c else write(c) for j, c in enumerate(row)]
+
+
+def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
+    """Return a table with a row per run: accuracy by test and view, bytes, time."""
+    first, rows = summaries[0], []
+    for summary in summaries:
+        primary = (summary["headline"]["test"], summary["headline"]["view"])
+        row = [summary["method"]]
+        for test in TESTS:
+            for view in VIEWS:
+                cell = _figure(summary["accuracy"][view], test)
+                row.append("*" * (cell != "-" and primary == (test, view)) + cell)
+        numbers = (summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6, summary["seconds"])
+        rows.append([*row, *(f"{number:.1f}" if number < 100 else f"{number:.0f}" for number in numbers)])
+    rounds = f"{first['rounds']} round{'s' * (first['rounds'] != 1)}"
+    title = f"{first['dataset']}, {first['clients']} clients, {rounds}, seed {first['seed']}"
+    notes = [
+        "Accuracy in percent, mean over clients; * marks the primary view.",
+        "balanced: all classes weigh alike. own: classes weigh as in the client's samples.",
+        "MB: megabytes that all clients sent (up) and received (down).",
+    ]
+    groups = ["", *(test for test in TESTS for _ in VIEWS), "", "", ""]
+    return Table(
+        "runs", title, ["method", *VIEWS * len(TESTS), "MB up", "MB down", "time s"], rows, notes, groups=groups
+    )
+
+
+def unseen_clients(summaries: Sequence[dict[str, Any]]) -> Table | None:
+    """Return a table of the clients that were not in training, or nothing if there were none."""
+    met = [summary for summary in summaries if "newcomers" in summary]
+    if not met:
+        return None
+    views = ("before", "after")
+    rows = []
+    for summary in met:
+        accuracy = summary["newcomers"]["accuracy"]
+        rows.append([summary["method"], *(_figure(accuracy[view], test) for test in TESTS for view in views)])
+    clients = met[0]["newcomers"]["clients"]
+    title = f"{clients} client{'s' * (clients != 1)} outside training"
+    notes = ["Accuracy in percent, mean over these clients, before and after one local update."]
+    groups = ["", *(test for test in TESTS for _ in views)]
+    return Table("unseen", title, ["method", *views * len(TESTS)], rows, notes, groups=groups)
+
+
+def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Return a table of a client's accuracies before and after it adapts."""
+    rows = []
+    for view, figures in accuracy.items():
+        cells = (figures[test] for test in TESTS)
+        rows.append([view, *("-" if cell is None else f"{cell:.2f}" for cell in cells)])
+    meanings = {
+        "before": "the model as received; its personal layers, if any, are not trained yet.",
+        "after": "the same model after one local update on the training samples.",
+        "global": "the aggregated model of the run.",
+        "balanced": "all classes weigh alike.",
+        "own": "classes weigh as in the client's training samples.",
+    }
+    notes = [f"{word}: {meaning}" for word, meaning in meanings.items() if word in accuracy or word in TESTS]
+    return Table("adapted", "Accuracy in percent", ["model", *TESTS], rows, notes)
+
+
+def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
+    """Return a table of the samples of each class that were used for training and for testing."""
+    rows = [[name, *(str(part[name]) for part in samples.values())] for name in samples["train"]]
+    rows.append(["all", *(str(sum(part.values())) for part in samples.values())])
+    return Table("samples", "Samples by class", ["class", *samples], rows)
+
+
+def _figure(figures: dict[str, Any] | None, test: str) -> str:
+    return "-" if figures is None or figures[test]["mean"] is None else f"{figures[test]['mean']:.2f}"
+
 
 def plain(text: str) -> str:
     """Return text in one line, without invisible characters."""
@@ -188,10 +168,15 @@ def to_markdown(table: Table) -> str:
         return _markdown(text, bar=r"\|")
 
     marks = ["---:" if table.is_right(column) else "---" for column in range(len(table.head))]
-    rows = [map(cell, table.names()), marks, *_cells(table, cell, "**{}**")]
+    rows = [map(cell, table.names()), marks, *table.cells(cell, "**{}**")]
     lines = [f"### {_markdown(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
     notes = ["", *(f"- {_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n".join([*lines, *notes]) + "\n"
+
+
+def _markdown(text: str, bar: str = "|") -> str:
+    pieces = CODE.split(plain(text))
+    return "`".join(p.replace("|", bar) if i % 2 else MARKDOWN.sub(r"\\\g<0>", p) for i, p in enumerate(pieces))
 
 
 def to_latex(table: Table) -> str:
@@ -200,6 +185,8 @@ def to_latex(table: Table) -> str:
     notes = "".join(f"\n{_latex(note)}\\par" for note in table.notes)
     over = [rf"\multicolumn{{{len(span)}}}{{c}}{{{_latex(group)}}}" for group, span in table.spans()]
     rules = [rf"\cmidrule(lr){{{span.start + 1}-{span.stop}}}" for group, span in table.spans() if group]
+    rows = [list(map(_latex, table.head)), *table.cells(_latex, r"\textbf{{{}}}")]
+    head, *body = [rf"{' & '.join(row)} \\" for row in rows]
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
@@ -208,16 +195,20 @@ def to_latex(table: Table) -> str:
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
-        *([_latex_row(over), " ".join(rules)] if rules else []),
-        _latex_row(map(_latex, table.head)),
-        r"\midrule",
-        *(_latex_row(cells) for cells in _cells(table, _latex, r"\textbf{{{}}}")),
-        r"\bottomrule",
+        *([rf"{' & '.join(over)} \\", " ".join(rules)] if rules else []),
+        *(head, r"\midrule", *body, r"\bottomrule"),
         r"\end{tabular}}",
         *([rf"\par\smallskip{{\footnotesize\raggedright{notes}}}"] if notes else []),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    """Escape text; two strokes are no dash, and a stroke before a number is a minus."""
+    pieces = ["".join(LATEX.get(c, c) for c in piece) for piece in CODE.split(plain(text))]
+    pieces = [re.sub("-(?=-)", "-{}", re.sub(r"^-(?=\d)", "$-$", piece)) for piece in pieces]
+    return "".join(rf"\texttt{{{piece}}}" if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def to_csv(table: Table) -> str:
@@ -228,27 +219,28 @@ def to_csv(table: Table) -> str:
     return file.getvalue()
 
 
-def to_rich(table: Table, most: int) -> Group:
-    """Return it for a terminal; where one table would be wider than `most`, there are several below each other."""
+def show(table: Table, console: Console) -> None:
+    """Print it; where it is wider than the terminal, as several tables below each other."""
     groups = {span.start: group for group, span in table.spans()}
     # A group is over its first column only: its name is longer than numbers.
     heads = [f"{plain(groups.get(j, ''))}\n{plain(name)}".strip() for j, name in enumerate(table.head)]
     cells = [[plain(row[j]) for row in table.rows] for j in range(len(heads))]
-    widths = [
-        max(map(cell_len, [*head.split(), *column]), default=1) for head, column in zip(heads, cells, strict=True)
-    ]
+    widths = [max(map(cell_len, [*head.split(), *column])) for head, column in zip(heads, cells, strict=True)]
     parts: list[RenderableType] = [Text(plain(table.title), style="table.title")]
-    for columns in _blocks(table, widths, most):
+    for columns in _blocks(table, widths, console.width):
         width = sum(widths[j] + 2 for j in columns)
         part = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, width=width)
         for j in columns:
             side: JustifyMethod = "right" if table.is_right(j) else "left"
-            part.add_column(Text(heads[j]), min_width=widths[j], width=widths[j], justify=side)
+            part.add_column(Text(heads[j]), width=widths[j], justify=side)
         for i in range(len(table.rows)):
             part.add_row(*(Text(cells[j][i], style="bold" if (i, j) in table.bold else "") for j in columns))
         parts.append(part)
     parts += [Text("\n".join(map(plain, table.notes)), style="table.caption")] if table.notes else []
-    return Group(*parts)
+    found = Group(*parts)
+    # A line that wraps is better than a number that is cut.
+    width = max(console.width, console.measure(found).minimum)
+    console.print(found, highlight=False, width=width, crop=False)
 
 
 def _blocks(table: Table, widths: Sequence[int], most: int) -> list[list[int]]:
@@ -261,25 +253,3 @@ def _blocks(table: Table, widths: Sequence[int], most: int) -> list[list[int]]:
             blocks.append(names)
         blocks[-1] = [*blocks[-1], *span]
     return blocks
-
-
-def _cells(table: Table, write: Callable[[str], str], bold: str) -> Iterator[list[str]]:
-    """Yield rows with cells as `write` returns them."""
-    for i, row in enumerate(table.rows):
-        yield [bold.format(write(c)) if (i, j) in table.bold and c else write(c) for j, c in enumerate(row)]
-
-
-def _markdown(text: str, bar: str = "|") -> str:
-    pieces = CODE.split(plain(text))
-    return "`".join(p.replace("|", bar) if i % 2 else MARKDOWN.sub(r"\\\g<0>", p) for i, p in enumerate(pieces))
-
-
-def _latex(text: str) -> str:
-    """Escape text; two strokes are no dash, and a stroke before a number is a minus."""
-    pieces = ["".join(LATEX.get(c, c) for c in piece) for piece in CODE.split(plain(text))]
-    pieces = [re.sub("-(?=-)", "-{}", re.sub(r"^-(?=\d)", "$-$", piece)) for piece in pieces]
-    return "".join(rf"\texttt{{{piece}}}" if i % 2 else piece for i, piece in enumerate(pieces))
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    return rf"{' & '.join(cells)} \\"
