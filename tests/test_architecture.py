@@ -46,12 +46,13 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("storage", "errors", "__version__"),
     ),
     "progress": ("experiment", "errors"),
-    "citations": ("experiment.record", "core", "data", "methods", "errors"),
-    "costs": ("backends", "core", "models"),
-    "catalogue": ("costs", "experiment.config", "backends", "core", "data", "methods", "models", "errors"),
+    "catalogue": (
+        *("experiment.config", "experiment.record"),
+        *("backends", "core", "data", "methods", "models", "errors"),
+    ),
     "api": ("progress", "experiment", "data", "errors"),
     "cli": (
-        *("cli", "api", "catalogue", "citations", "progress", "studies", "report", "flower", "experiment"),
+        *("cli", "api", "catalogue", "progress", "studies", "report", "flower", "experiment"),
         *("core", "data", "methods", "storage", "errors", "__version__"),
     ),
     "storage": ("errors",),

@@ -12,7 +12,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate, refuse
 
 import fedmate
-from fedmate.citations import ADDITIONS, entries_of
+from fedmate.catalogue import ADDITIONS, entries_of
 from fedmate.data import DATASETS
 from fedmate.methods import METHODS
 

@@ -62,7 +62,7 @@ def cite(
     ],
 ) -> None:
     """Print the citations of runs, their methods and data, as BibTeX."""
-    from fedmate.citations import bibliography
+    from fedmate.catalogue import bibliography
 
     for block in bibliography(folders):
         typer.echo(block)
