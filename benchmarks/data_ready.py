@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmate.experiment.partitioning import make_federation, split_samples
-from fedmate.experiment.request import Request, UserInputs, compose
+from fedmate.experiment.inputs import UserInputs, make_federation, split_samples
+from fedmate.experiment.prepare import Request, compose
 
 REPEATS, ARCHIVE = 3, "cifar-10-binary.tar.gz"
 

@@ -31,9 +31,8 @@ from fedmate.core import flatten, select, unflatten
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import load_file, parse_set
-from fedmate.experiment.prepare import begin
+from fedmate.experiment.prepare import Request, begin, compose
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request, compose
 from fedmate.experiment.run import Observer, run
 from fedmate.flower import messages
 from fedmate.flower.client import Client

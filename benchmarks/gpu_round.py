@@ -11,7 +11,7 @@ from fedmate.backends.base import Round
 from fedmate.core import flatten, make_key
 from fedmate.experiment.build import build
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.request import Request, compose
+from fedmate.experiment.prepare import Request, compose
 from fedmate.methods import METHODS
 
 

@@ -21,7 +21,7 @@ from fedmate.core import ClientData, Federation, client_data, fold, make_key, pe
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.evaluate import evaluate_view, label_distribution
-from fedmate.experiment.request import Request, compose
+from fedmate.experiment.prepare import Request, compose
 
 SEEDS = (100, 101, 102)
 RATES = (0.02, 0.05, 0.1, 0.2)

@@ -7,7 +7,7 @@ import json
 from fedmate import storage
 from fedmate.core.shapes import count_flops, trace_update
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.request import UserInputs
+from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.run import initial_server, sample_participants
 from fedmate.studies.records import Records, name_of
 from fedmate.studies.statistics import Results

@@ -13,8 +13,8 @@ from tests.test_cli import Fedmate, refuse
 from fedmate.core import option
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.partitioning import split_samples
-from fedmate.experiment.request import NO_INPUTS, Request, compose
+from fedmate.experiment.inputs import NO_INPUTS, split_samples
+from fedmate.experiment.prepare import Request, compose
 
 fedmate_ = test_cli.fedmate_
 

@@ -17,11 +17,11 @@ from fedmate.experiment import predict as predicting
 from fedmate.experiment.adapt import Adaptation
 from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
+from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.predict import PortableModel, Predictions, check_target
-from fedmate.experiment.prepare import new_runs, resumed_runs, run_all
+from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
-from fedmate.experiment.request import Request, UserInputs
 from fedmate.progress import RunProgress
 
 

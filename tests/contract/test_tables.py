@@ -17,7 +17,7 @@ from fedmate.data.partitions import PARTITIONS, PartitionInput
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.experiment.request import UserInputs
+from fedmate.experiment.inputs import UserInputs
 from fedmate.models import MODELS
 
 INPUTS = {"digits_cnn": (1, 8, 8), "emnist_cnn": (1, 28, 28)}

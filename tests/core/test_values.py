@@ -55,10 +55,12 @@ def test_a_value_becomes_what_its_option_declares(key: str, value: Any, expected
     [
         ("whole", 2.0, "the number 2.0", "a whole number"),
         ("whole", True, "the truth value true", "a whole number"),
-        ("whole", datetime.date(2024, 5, 6), "datetime.date(2024, 5, 6)", "a whole number"),
+        ("whole", datetime.date(2024, 5, 6), "2024-05-06", "a whole number"),
+        ("whole", None, "empty", "a whole number"),
+        ("whole", {"a": (True, None)}, "the table {a = [true, none]}", "a whole number"),
         ("real", "fast", "the string 'fast'", "a number"),
         ("flag", 1, "the number 1", "true or false"),
-        ("sizes", [True], "the list [True]", "a list of whole numbers"),
+        ("sizes", [True], "the list [true]", "a list of whole numbers"),
         ("numbers", ["1"], "the list ['1']", "a list of numbers"),
     ],
 )

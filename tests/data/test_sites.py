@@ -11,8 +11,7 @@ import pytest
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
 from fedmate.experiment.config import ConfigSource, Experiment, resolve
-from fedmate.experiment.partitioning import make_federation, split_samples
-from fedmate.experiment.request import NO_INPUTS
+from fedmate.experiment.inputs import NO_INPUTS, make_federation, split_samples
 
 DECLARED: dict[str, Any] = {"name": "sites", "classes": ["ant", "bee", "cat"], "shape": [1, 4, 4]}
 

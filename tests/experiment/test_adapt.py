@@ -24,11 +24,10 @@ from fedmate.data import DATASETS, Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.adapt import read_client
-from fedmate.experiment.build import build
+from fedmate.experiment.build import Signature, build
 from fedmate.experiment.config import load_file, resolve
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.restore import Restored
-from fedmate.experiment.signature import Signature
 
 # Samples of an unseen client.
 

@@ -22,9 +22,8 @@ from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel
-from fedmate.experiment.prepare import new_runs, stored_experiment
+from fedmate.experiment.prepare import Request, new_runs, stored_experiment
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request
 from fedmate.experiment.restore import Restored
 from fedmate.experiment.run import Observer, run
 

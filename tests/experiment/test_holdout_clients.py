@@ -17,9 +17,9 @@ from fedmate.data.arrays import Pool
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import nest
-from fedmate.experiment.prepare import begin
+from fedmate.experiment.inputs import UserInputs
+from fedmate.experiment.prepare import Request, begin, compose
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request, UserInputs, compose
 from fedmate.experiment.run import run as run_built
 from fedmate.progress import RunProgress
 from fedmate.report.tables import show, unseen_clients

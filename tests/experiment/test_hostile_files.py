@@ -16,9 +16,8 @@ import fedmate
 from fedmate.data import npz
 from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, load_file, resolve
-from fedmate.experiment.prepare import new_runs
+from fedmate.experiment.prepare import Request, new_runs
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request
 from fedmate.experiment.sample_files import read_array
 
 SETTINGS: dict[str, Any] = {"rounds": 1, "partition.clients": 2, "partition.examples": 5}

@@ -27,9 +27,9 @@ from fedmate.core.tree import digest
 from fedmate.data import Normalisation
 from fedmate.data.digits import NORMALISATION
 from fedmate.errors import UserError
+from fedmate.experiment.build import Signature
+from fedmate.experiment.inputs import structure
 from fedmate.experiment.predict import PortableModel, load_model
-from fedmate.experiment.request import structure
-from fedmate.experiment.signature import Signature
 from fedmate.models import MODELS
 
 ORIGIN = {"method": "fedper", "dataset": "digits", "client": 3, "round": 7, "fedmate": "0.1.0"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmate.experiment.config import Experiment, load_file, parse_set
-from fedmate.experiment.request import Request, compose, dropped
+from fedmate.experiment.prepare import Request, compose, dropped
 
 PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
 """What is said of prior calibration where there is none."""

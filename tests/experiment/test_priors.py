@@ -21,13 +21,11 @@ from fedmate.core.tree import pack, unpack
 from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.build import build
-from fedmate.experiment.partitioning import ClientSplit
+from fedmate.experiment.build import Signature, build
+from fedmate.experiment.inputs import ClientSplit, structure
 from fedmate.experiment.predict import PortableModel, load_model
 from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration
-from fedmate.experiment.request import structure
-from fedmate.experiment.signature import Signature
 
 SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")
 SHARES = (0.75, 0.25, 0.0)

@@ -27,9 +27,8 @@ from fedmate.experiment import prepare
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.prepare import new_runs, resumed_runs, run_all
+from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request
 from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
 
@@ -119,17 +118,16 @@ def ask(*methods: str, settings: tuple[str, ...] = (), dataset: str = "tiny") ->
     return Request(None, methods, dataset, parse_set([*SETTINGS, *shorter, *settings]))
 
 
-def go(request: Request, folder: Path, *diaries: Diary) -> list[str]:
-    """Begin runs and run them, one diary each; return what diverged."""
-    each = iter(diaries or [Diary()])
+def go(request: Request, folder: Path, diary: Diary | None = None) -> list[str]:
+    """Begin runs and run them; return what diverged."""
     with new_runs(request, folder) as jobs:
-        return run_all(jobs, lambda: next(each, Diary()))
+        return run_all(jobs, diary or Diary())
 
 
 def go_on(folder: Path, diary: Diary | None = None) -> list[str]:
     """Go on with runs."""
     with resumed_runs(NOTHING, folder) as jobs:
-        return run_all(jobs, lambda: diary or Diary())
+        return run_all(jobs, diary or Diary())
 
 
 def interrupt(request: Request, folder: Path, after: int, error: type[BaseException] = RuntimeError) -> None:
@@ -313,7 +311,7 @@ def number_of_lines(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many lines a run passes in which it can be struck."""
     folder = tmp_path_factory.mktemp("lines") / "run"
     with new_runs(ask("fedmate", settings=STRUCK), folder) as jobs, Strike() as strike:
-        run_all(jobs, Diary)
+        run_all(jobs, Diary())
     assert strike.lines > 1000
     return strike.lines
 
@@ -327,7 +325,7 @@ def test_an_interruption_between_any_two_lines_leaves_a_folder_that_goes_on(
     folder, diary = tmp_path / "run", Diary()
     with new_runs(ask("fedmate", settings=STRUCK), folder) as jobs, Strike(at) as strike:
         with pytest.raises(KeyboardInterrupt):
-            run_all(jobs, lambda: diary)
+            run_all(jobs, diary)
         assert strike.place
     # No round that was announced is lost.
     assert Checkpoint(folder).state.round >= len(diary.rounds), strike.place
@@ -388,7 +386,7 @@ def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: py
         """Go on for a round."""
         with resumed_runs(NOTHING, folder) as jobs:
             with pytest.raises(KeyboardInterrupt):
-                run_all(jobs, lambda: Diary(Checkpoint(folder).state.round + 1, KeyboardInterrupt))
+                run_all(jobs, Diary(Checkpoint(folder).state.round + 1, KeyboardInterrupt))
             return jobs[0].warnings
 
     usual, began = warnings(), Record(folder).environment

@@ -19,9 +19,8 @@ from fedmate.data.digits import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set
-from fedmate.experiment.prepare import begin
+from fedmate.experiment.prepare import Request, begin, compose
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request, compose
 from fedmate.experiment.run import Observer, run, sample_participants
 from fedmate.methods import METHODS
 

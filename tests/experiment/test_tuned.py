@@ -12,7 +12,7 @@ import pytest
 from fedmate.errors import UserError
 from fedmate.experiment import config
 from fedmate.experiment.config import ConfigSource, Experiment, parse_set, resolve
-from fedmate.experiment.request import Request, compose
+from fedmate.experiment.prepare import Request, compose
 
 FOUND = """
 [fedrep.cifar10]

@@ -12,7 +12,7 @@ import pytest
 
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.request import compose
+from fedmate.experiment.prepare import compose
 from fedmate.flower.run_config import request_of
 
 APP = Path(__file__).parents[2] / "flower"

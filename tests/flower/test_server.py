@@ -18,9 +18,9 @@ import fedmate
 from fedmate.backends.client import accuracies
 from fedmate.core import class_counts, flatten
 from fedmate.errors import FedmateError, UserError
+from fedmate.experiment.inputs import NO_INPUTS
 from fedmate.experiment.predict import load_model
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import NO_INPUTS
 from fedmate.flower import node, server
 from fedmate.flower.backend import Federated
 from fedmate.flower.client import Client

@@ -26,9 +26,9 @@ from fedmate.experiment.build import Built, build
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.export import export_model
+from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.prepare import begin, stored_experiment
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import UserInputs
 from fedmate.experiment.run import Observer, run
 from fedmate.flower import environment
 from fedmate.flower.backend import IDENTITY, Flower, identity

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.studies.small import study_of
 
+from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import UserInputs
 from fedmate.experiment.run import Observer
 from fedmate.progress import RunProgress
 from fedmate.studies import run

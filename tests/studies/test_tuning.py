@@ -16,7 +16,8 @@ from sklearn.datasets import load_digits
 from fedmate.core.options import options_of
 from fedmate.errors import DivergedError
 from fedmate.experiment.config import load_file, parse_set
-from fedmate.experiment.request import Request, UserInputs, compose
+from fedmate.experiment.inputs import UserInputs
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
 from fedmate.progress import RunProgress

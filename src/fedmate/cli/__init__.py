@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedmate.experiment.config import ConfigSource
-    from fedmate.experiment.request import Request
+    from fedmate.experiment.prepare import Request
 
 COMMANDS = {
     "run": "run:run",
@@ -155,7 +155,8 @@ def read_request(
 ) -> Request:
     """Return what the arguments ask for that several commands share."""
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.request import Request, UserInputs
+    from fedmate.experiment.inputs import UserInputs
+    from fedmate.experiment.prepare import Request
 
     base = None if experiment is None else load_file(experiment)
     return Request(base, methods, dataset, read_settings(assignments, skip_bad), UserInputs(folder=data_dir))

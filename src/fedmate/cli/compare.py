@@ -82,7 +82,7 @@ def compare(
 def _run(console: Console, study: Study, choice: Choice, records: Records, jobs: int, data_dir: Path | None) -> bool:
     """Run everything that is left, show the results, and tell whether all runs are finished."""
     from fedmate.cli.study_progress import StudyProgress
-    from fedmate.experiment.request import UserInputs
+    from fedmate.experiment.inputs import UserInputs
     from fedmate.studies.run import Work, run_and_wait
 
     study, notes = study.with_data(choice, data_dir)

@@ -82,8 +82,8 @@ def partition(
     ] = None,
 ) -> None:
     """Show how samples are distributed over clients."""
-    from fedmate.experiment.partitioning import split_samples
-    from fedmate.experiment.request import compose
+    from fedmate.experiment.inputs import split_samples
+    from fedmate.experiment.prepare import compose
     from fedmate.report.drawing import check_plot
     from fedmate.report.plots import PartitionPlot
     from fedmate.storage import check_new, write_for_user

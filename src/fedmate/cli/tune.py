@@ -13,7 +13,7 @@ from fedmate.cli import DataDir, Settings, SkipBad, make_console, read_settings,
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmate.experiment.request import UserInputs
+    from fedmate.experiment.inputs import UserInputs
     from fedmate.studies.records import Records
     from fedmate.studies.tuning import Search, Trial
 
@@ -49,7 +49,8 @@ def tune(
     Finished runs are never run again: the same command continues a search that was stopped.
     """
     from fedmate.experiment.config import load_file
-    from fedmate.experiment.request import Request, UserInputs
+    from fedmate.experiment.inputs import UserInputs
+    from fedmate.experiment.prepare import Request
     from fedmate.report.tables import show
     from fedmate.studies.records import Records
     from fedmate.studies.tuning import Search, save, table_of

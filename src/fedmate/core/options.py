@@ -29,7 +29,13 @@ NONE = "none"
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 _LISTS = {int: "a list of whole numbers", float: "a list of numbers", str: "a list of strings"}
-_FOUND = {bool: "the truth value", int: "the number", float: "the number", str: "the string", list: "the list"}
+_FOUND = {
+    bool: "the truth value",
+    numbers.Real: "the number",
+    str: "the string",
+    list | tuple: "the list",
+    Mapping: "the table",
+}
 _KINDS: dict[type, type] = {int: numbers.Integral, float: numbers.Real}
 
 
@@ -126,7 +132,7 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
         if typing.get_origin(kind) is typing.Literal:
             choices = typing.get_args(kind)
             if value not in choices:
-                raise UserError(f"`{place}` in {source} is {_show(value)}; {nearest(str(value), choices)}")
+                raise UserError(f"`{place}` in {source} is {_described(value)}; {nearest(str(value), choices)}")
             return value
         if typing.get_origin(kind) is tuple:
             each = typing.get_args(kind)[0]
@@ -139,7 +145,7 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
         for kind in kinds
         if kind is not types.NoneType
     )
-    raise UserError(f"`{place}` in {source} is {_show(value)}; it must be {' or '.join(words)}.")
+    raise UserError(f"`{place}` in {source} is {_described(value)}; it must be {' or '.join(words)}.")
 
 
 # Working out the types takes as long as all the rest.
@@ -166,10 +172,24 @@ def _is_text(value: Any) -> bool:
         return False
 
 
-def _show(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    text = text if len(text) <= 80 else f"{text[:77]}..."
-    return f"{_FOUND.get(type(value), type(value).__name__)} {text}"
+def _described(value: Any) -> str:
+    if value is None:
+        return "empty"
+    kind = next((words for cls, words in _FOUND.items() if isinstance(value, cls)), "the value")
+    return f"{kind} {spelled(value)}"
+
+
+def spelled(value: Any) -> str:
+    """Return a value as a TOML file would have it, on one line."""
+    if isinstance(value, Mapping):
+        text = f"{{{', '.join(f'{key} = {spelled(one)}' for key, one in value.items())}}}"
+    elif isinstance(value, list | tuple):
+        text = f"[{', '.join(map(spelled, value))}]"
+    elif value is None or isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @final

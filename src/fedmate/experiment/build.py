@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +14,48 @@ from fedmate.backends import BACKENDS, Backend
 from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
 from fedmate.core.shapes import count_flops
 from fedmate.core.tree import fit_to
+from fedmate.data import Arrays, Normalisation
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, General
-from fedmate.experiment.partitioning import ClientSplit, make_federation, split_samples
-from fedmate.experiment.request import NO_INPUTS, UserInputs
-from fedmate.experiment.signature import Signature
+from fedmate.experiment.inputs import NO_INPUTS, ClientSplit, UserInputs, make_federation, split_samples
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
 VMAP_FLOPS_PER_STEP = 50_000_000
 """The largest step, in floating-point operations, for which a CPU maps over clients: docs/backends.md."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The shape of one sample, a name for each output, and the parameters' type.
+
+    The normalisation is applied to raw samples before the network reads them.
+    """
+
+    input_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    normalisation: Normalisation
+    dtype: str
+
+    @staticmethod
+    def of(arrays: Arrays, dtype: str) -> Signature:
+        """Return the signature of networks that train on a data set."""
+        return Signature(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, dtype)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {**asdict(self), "normalisation": self.normalisation._asdict()}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Signature:
+        """Undo `to_dict`; raise `ValueError`, `KeyError` or `TypeError` for anything else."""
+        normalisation = values["normalisation"]
+        return Signature(
+            input_shape=tuple(int(size) for size in values["input_shape"]),
+            class_names=tuple(str(name) for name in values["class_names"]),
+            normalisation=Normalisation(*(tuple(map(float, normalisation[key])) for key in ("mean", "std"))),
+            dtype=str(values["dtype"]),
+        )
 
 
 class Built(NamedTuple):

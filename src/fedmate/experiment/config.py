@@ -21,7 +21,7 @@ import tomli_w
 
 from fedmate.backends import BACKENDS
 from fedmate.core import Limits, Method, Training, option
-from fedmate.core.options import NONE, Registry, check_options, check_type, options_of
+from fedmate.core.options import NONE, Registry, check_options, check_type, options_of, spelled
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.data.sources import expand
@@ -210,7 +210,9 @@ def check_shape(layer: ConfigSource) -> None:
     for key, value in layer.values.items():
         if key in sections:
             if not isinstance(value, dict):
-                raise UserError(f"`{key}` in {layer.source} is {value!r}; it is a section: write `[{key}]` and keys.")
+                raise UserError(
+                    f"`{key}` in {layer.source} is {spelled(value)}; it is a section: write `[{key}]` and keys."
+                )
         elif isinstance(value, dict):
             raise UserError(f"`[{key}]` in {layer.source} is not a section; {nearest(key, sections)}")
         elif key not in options_of(General):
@@ -296,7 +298,7 @@ def _resolve_section(section: str, table: Registry[Any], layers: Sequence[Config
 def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:
     """Return the row that a section's `name` names, or raise `UserError` naming the section."""
     if not isinstance(name, str):
-        raise UserError(f"`{section}.name` in {source} is {name!r}; it must be a string.")
+        raise UserError(f"`{section}.name` in {source} is {spelled(name)}; it must be a string.")
     try:
         return table[name]
     except UserError as error:
@@ -324,7 +326,7 @@ def _preset(section: str, name: str, preset: object, dataset: str, source: str) 
     presets = {**({TUNED: found[dataset]} if dataset in found else {}), **own}
     if preset in list(presets):
         return dict(presets[str(preset)])
-    place = f"`{section}.preset` in {source} is {preset!r}"
+    place = f"`{section}.preset` in {source} is {spelled(preset)}"
     if section == "method" and preset == TUNED:
         where = f"on {_some(found)} only, not on `{dataset}`" if found else "on no data set"
         advice = f"leave it out, or run `fedmate tune {name}` on data with a test split of its own (`digits` has none)"

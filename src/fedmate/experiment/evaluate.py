@@ -13,7 +13,7 @@ from fedmate.backends.base import RoundResult, View
 from fedmate.core import ClientData, Federation, class_counts
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import RunState
-from fedmate.experiment.partitioning import held_out
+from fedmate.experiment.inputs import held_out
 from fedmate.experiment.record import TESTS, VIEWS
 
 NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}

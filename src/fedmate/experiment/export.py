@@ -12,15 +12,13 @@ from fedmate import __version__
 from fedmate.backends.base import one_thread
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
-from fedmate.experiment.build import build
+from fedmate.experiment.build import Signature, build
 from fedmate.experiment.config import Experiment
-from fedmate.experiment.partitioning import split_samples
+from fedmate.experiment.inputs import NO_INPUTS, UserInputs, split_samples
 from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import NO_INPUTS, UserInputs
 from fedmate.experiment.restore import Restored, read_steadily
-from fedmate.experiment.signature import Signature
 
 
 class TrainedRun(NamedTuple):

@@ -27,12 +27,11 @@ from fedmate.core.tree import DamagedError, pack, unpack
 from fedmate.data import Normalisation
 from fedmate.data.arrays import ArrayLike, as_numbers
 from fedmate.errors import UserError
-from fedmate.experiment.build import make_method
+from fedmate.experiment.build import Signature, make_method
 from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration, Prior
-from fedmate.experiment.request import UserInputs
 from fedmate.experiment.sample_files import as_samples, read_array
-from fedmate.experiment.signature import Signature
 
 FORMAT = 1
 

@@ -12,13 +12,12 @@ from fedmate.backends import BACKENDS
 from fedmate.core import Method, Tree, fold, make_key, select
 from fedmate.core.tree import DamagedError
 from fedmate.errors import UserError
-from fedmate.experiment.build import make_method
+from fedmate.experiment.build import Signature, make_method
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import Experiment
+from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import UserInputs
-from fedmate.experiment.signature import Signature
 
 Content = TypeVar("Content")
 

@@ -27,7 +27,7 @@ from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_
 from fedmate.core.shapes import trace_update
 from fedmate.errors import StoppedError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.request import NO_INPUTS, UserInputs
+from fedmate.experiment.inputs import NO_INPUTS, UserInputs
 from fedmate.flower.client_state import VIRTUAL, ClientState
 from fedmate.flower.environment import need_flower
 from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, sentence

@@ -18,12 +18,11 @@ from fedmate import __version__, storage
 from fedmate.core import ClientData, Federation, Method, Tree, class_counts, make_key
 from fedmate.data.sources import expand
 from fedmate.errors import FedmateError, UserError
-from fedmate.experiment.build import decide_device, make_method
+from fedmate.experiment.build import Signature, decide_device, make_method
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.export import TrainedRun, describe
-from fedmate.experiment.partitioning import make_federation, split_samples
-from fedmate.experiment.request import NO_INPUTS, compose
-from fedmate.experiment.signature import Signature
+from fedmate.experiment.inputs import NO_INPUTS, make_federation, split_samples
+from fedmate.experiment.prepare import compose
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState, make_private
 from fedmate.flower.messages import (

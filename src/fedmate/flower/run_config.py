@@ -9,7 +9,8 @@ from typing import Any
 
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import ConfigSource, load_file, parse_set
-from fedmate.experiment.request import Request, UserInputs, compose
+from fedmate.experiment.inputs import UserInputs
+from fedmate.experiment.prepare import Request, compose
 
 BACKEND = "flower"
 SOURCE = "`set` of the run config"

@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any, final
 from fedmate.backends.sequential import available_cores
 from fedmate.core import make_key
 from fedmate.errors import UserError
-from fedmate.experiment.build import make_method
+from fedmate.experiment.build import Signature, make_method
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.partitioning import make_federation, split_samples
+from fedmate.experiment.inputs import UserInputs, make_federation, split_samples
 from fedmate.experiment.prepare import stored_experiment
-from fedmate.experiment.request import UserInputs
-from fedmate.experiment.signature import Signature
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import VIRTUAL, ClientState
 from fedmate.flower.environment import need_flower, silence

@@ -21,10 +21,10 @@ import torch
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built
 from fedmate.experiment.config import ConfigSource
-from fedmate.experiment.prepare import new_runs, resumed_runs
+from fedmate.experiment.inputs import UserInputs
+from fedmate.experiment.prepare import Request, new_runs, resumed_runs
 from fedmate.experiment.prepare import run_all as run_prepared
 from fedmate.experiment.record import Record
-from fedmate.experiment.request import Request, UserInputs
 from fedmate.experiment.run import Observer
 from fedmate.storage import BusyError
 from fedmate.studies.records import Records, summarise

@@ -15,8 +15,8 @@ import torch
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
 from fedmate.errors import UserError
 from fedmate.experiment.config import Experiment, parse_set
-from fedmate.experiment.partitioning import ClientSplit, held_out, make_federation, split_samples
-from fedmate.experiment.request import NO_INPUTS, Request, UserInputs, compose
+from fedmate.experiment.inputs import NO_INPUTS, ClientSplit, UserInputs, held_out, make_federation, split_samples
+from fedmate.experiment.prepare import Request, compose
 
 CLASSES, EACH, TESTED = 5, 120, 4
 

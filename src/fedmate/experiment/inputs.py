@@ -1,4 +1,4 @@
-"""The samples of each client: from a data set and a partition to the data of an experiment and its record."""
+"""What a run trains on: data and a network that come from Python, and the samples of each client."""
 
 from __future__ import annotations
 
@@ -6,58 +6,131 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import final
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedmate.core import ClientData, Federation, rows_of
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
+from fedmate.data.arrays import Pool, Sites, fingerprint
 from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
 from fedmate.data.sources import data_folder
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment
-from fedmate.experiment.request import UserInputs
+from fedmate.experiment.config import ConfigSource, Experiment
 
 Rows = NDArray[np.int64]
+
+
+class UserInputs(NamedTuple):
+    """What an experiment takes from its surroundings; all of it may be left out."""
+
+    data: Pool | Sites | None = None
+    module: nn.Module | None = None  # it ends in a layer with a name; training starts from its weights
+    classifier: str | None = None  # that name
+    folder: Path | None = None  # where data sets lie
+    is_deployed: bool = False  # whether clients are nodes that Flower connects, which may have data of their own
+
+    def layer(self) -> ConfigSource:
+        """Return what the experiment has to say about them."""
+        self._check_types()
+        values: dict[str, dict[str, Any]] = {}
+        if self.data is not None:
+            values["dataset"] = {"name": "given", "digest": fingerprint(self.data)}
+            if self.data.client_rows is not None:
+                values["partition"] = {"name": "given", "clients": len(self.data.client_rows)}
+        if self.module is not None:
+            if self.classifier is None:
+                # Layers come in the order they were made, which is mostly the order they are used in.
+                layers = [name.rpartition(".")[0] for name, _ in self.module.named_parameters()]
+                hint = f"; probably it is `{layers[-1]}`" if any(layers[-1:]) else ""
+                raise UserError(f"`model` needs `classifier`, the name of its last layer{hint}.")
+            values["model"] = {"name": "given", "layer": self.classifier, "digest": structure(self.module)}
+        elif self.classifier is not None:
+            raise UserError("`classifier` names the last layer of `model`, which is missing; give both.")
+        return ConfigSource("the call", values)
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise `UserError` unless these are the data and the network the experiment speaks of.
+
+        What the experiment takes from Python and did not get is refused where it would be loaded.
+        """
+        self._check_types()
+        rows = None if self.data is None else self.data.client_rows
+        for argument, found, section in (
+            ("data", self.data, "dataset"),
+            ("data", rows, "partition"),
+            ("model", self.module, "model"),
+        ):
+            name = getattr(experiment, section).name
+            if found is not None and name != "given":
+                raise UserError(f"`{argument}` is given, but `{section}.name` is `{name}`; leave one of them out.")
+        if self.data is not None and experiment.dataset.options["digest"] != fingerprint(self.data):
+            raise UserError("`data` holds other samples than the run began with; give the same arrays.")
+        for key, taken in (("clients", rows and len(rows)), ("examples", None)):
+            if rows is not None and experiment.partition.options[key] != taken:
+                raise UserError(
+                    f"`partition.{key}` is {experiment.partition.options[key]}, but `data` is {len(rows)} clients with "
+                    f"samples of their own, which are taken as they are; leave `partition.{key}` out."
+                )
+        if self.module is not None:
+            if experiment.model.options["digest"] != structure(self.module):
+                raise UserError("`model` has another structure than the network the run began with; give the same one.")
+            layer = experiment.model.options["layer"]
+            if self.classifier not in (None, layer):
+                raise UserError(
+                    f"`classifier` is `{self.classifier}`, but the run began with `{layer}`; give that one."
+                )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.data, Pool | Sites | None):
+            raise UserError(
+                f"`data` is a {type(self.data).__name__}; give `fedmate.Pool(x, y)`, or `fedmate.Sites(...)` for "
+                "samples that lie with their clients."
+            )
+        if not isinstance(self.module, nn.Module | None):
+            raise UserError(f"`model` is a {type(self.module).__name__}; give a `torch.nn.Module`, an instance of it.")
+
+
+NO_INPUTS = UserInputs()
+
+
+def structure(module: nn.Module) -> str:
+    """Return a fingerprint of a network's layers; its weights do not matter, a run keeps those it began with."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise UserError(
+            f"`model` has `{lazy}` of a lazy layer, which has no shape yet; run one sample through it first."
+        )
+    shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
+    return hashlib.sha256("\n".join([repr(module), *shapes]).encode()).hexdigest()
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ClientSplit:
-    """A data set with its samples split among clients.
-
-    Attributes:
-        arrays: the data set.
-        data_sha256: what tells its content from others.
-        clients: the rows of the training part that each client in training holds, in ascending order.
-        held_out: those of the clients that stay out of training.
-        validation: the rows to evaluate on instead of the test split, if that was asked for.
-        test: the samples that every client is evaluated on.
-        at_sites: whether samples lie with sites of their own, and these stand in for them.
-    """
+    """A data set with its samples split among clients."""
 
     arrays: Arrays
-    data_sha256: str
-    clients: list[Rows]
-    held_out: list[Rows]
-    validation: Rows | None
-    test: Samples
-    at_sites: bool = False
+    data_sha256: str  # what tells the data set's content from others
+    clients: list[Rows]  # the rows of the training part that each client in training holds, in ascending order
+    held_out: list[Rows]  # those of the clients that stay out of training
+    validation: Rows | None  # the rows to evaluate on instead of the test split, if that was asked for
+    test: Samples  # what every client is evaluated on
+    at_sites: bool = False  # whether samples lie with sites of their own, and these stand in for them
 
     @property
     def sha256(self) -> str:
         """A digest of the data set's content and of the rows of every client."""
         found = hashlib.sha256(self.data_sha256.encode())
-        for kind, all_rows in (
-            ("client", self.clients),
-            ("newcomer", self.held_out),
-            ("validation", [self.validation]),
-        ):
-            for rows in all_rows:
-                if rows is not None:
-                    found.update(f"{kind} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
+        parts = [*(("client", rows) for rows in self.clients), *(("newcomer", rows) for rows in self.held_out)]
+        for kind, rows in [*parts, *([] if self.validation is None else [("validation", self.validation)])]:
+            found.update(f"{kind} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
         return found.hexdigest()
 
     def names(self) -> list[str]:
@@ -67,8 +140,7 @@ class ClientSplit:
             owners = [np.unique(arrays.clients[rows]) for rows in holdings]
             if all(len(found) == 1 for found in owners):
                 return [arrays.client_names[found[0]] for found in owners]
-        trained = len(self.clients)
-        return [str(i) if i < trained else f"newcomer {i - trained}" for i in range(len(holdings))]
+        return [*map(str, range(len(self.clients))), *(f"newcomer {i}" for i in range(len(self.held_out)))]
 
     def class_counts(self) -> NDArray[np.int64]:
         """Return how many samples of each class each client holds, held-out ones last, `[clients, classes]`."""
@@ -113,49 +185,47 @@ def split_samples(experiment: Experiment, inputs: UserInputs) -> ClientSplit:
             f"`dataset.name` is `{experiment.dataset.name}`, but `{error.filename}` does not exist; put it there, or "
             "name another folder (`data_dir`, or FEDMATE_DATA)."
         ) from None
-    holdings = inputs.data.client_rows if inputs.data else None
-    held = np.array([], np.int64) if holdings else _hold_back(experiment, arrays)
+    options, holdings = experiment.partition.options, inputs.data.client_rows if inputs.data else None
+    held = np.array([], np.int64)
+    if holdings is None and arrays.test is None and options["examples"] is None:
+        # Clients would get everything: a fifth is for the test split.
+        held = hold_back(arrays.train.y, random_of(experiment, b"test"))
+        if not len(held):
+            raise UserError(
+                f"`dataset.name` is `{experiment.dataset.name}`, which has no test split and {len(arrays.train.y)} "
+                "samples, too few of a class to hold some back; add samples, or a test split."
+            )
     kept = np.setdiff1d(np.arange(len(arrays.train.y)), held)
     if holdings is None:
-        partition = PARTITIONS[experiment.partition.name](**experiment.partition.options)
         owners = None if arrays.clients is None else arrays.clients[kept]
         rng, classes = random_of(experiment, b"partition"), len(arrays.class_names)
-        found = partition.split(PartitionInput(arrays.train.y[kept], classes, rng, dataset.groups, owners))
-        holdings = [kept[rows] for rows in found]
-    rest = np.setdiff1d(kept, np.concatenate(holdings))
-    validation = _draw_validation(experiment, arrays, rest) if experiment.general.evaluate_on == "validation" else None
-    test = arrays.test
+        task = PartitionInput(arrays.train.y[kept], classes, rng, dataset.groups, owners)
+        holdings = [kept[rows] for rows in PARTITIONS[experiment.partition.name](**options).split(task)]
+    rest, validation, test = np.setdiff1d(kept, np.concatenate(holdings)), None, arrays.test
+    if experiment.general.evaluate_on == "validation":
+        validation = _draw_validation(experiment, arrays, rest)
     if validation is not None or test is None:
         # Without a test split of its own the data set is tested on the samples that no client holds.
         chosen = validation if validation is not None else held if len(held) else rest
-        test = _take(arrays.train, chosen)
+        test = Samples(arrays.train.x[chosen], arrays.train.y[chosen])
         if not len(chosen):
             raise UserError(
                 "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
                 "`partition.examples` or `partition.clients`."
             )
     # Only now: the test split must not depend on how many samples are repeated.
-    options = experiment.partition.options
-    holdings = repeat_samples(
-        holdings, options["redundant_clients"], options["redundant_samples"], random_of(experiment, b"redundant")
-    )
+    repeated = options["redundant_clients"], options["redundant_samples"]
+    holdings = repeat_samples(holdings, *repeated, random_of(experiment, b"redundant"))
     away = held_out(experiment, len(holdings))
-    return ClientSplit(
-        arrays,
-        arrays.digest or content_digest(arrays),
-        clients=[rows for i, rows in enumerate(holdings) if i not in away],
-        held_out=[holdings[i] for i in sorted(away)],
-        validation=validation,
-        test=test,
-    )
+    trained, apart = ([rows for i, rows in enumerate(holdings) if (i in away) is out] for out in (False, True))
+    return ClientSplit(arrays, arrays.digest or content_digest(arrays), trained, apart, validation, test)
 
 
 def make_federation(experiment: Experiment, split: ClientSplit) -> Federation:
     """Bring the samples of all clients, each once, and the test split to where the experiment runs."""
-    arrays = split.arrays
-    holdings = [*split.clients, *split.held_out]
+    arrays, holdings = split.arrays, [*split.clients, *split.held_out]
     used, places = np.unique(np.concatenate(holdings), return_inverse=True)
-    everyone = ready(experiment, arrays.normalisation, _take(arrays.train, used))
+    everyone = ready(experiment, arrays.normalisation, Samples(arrays.train.x[used], arrays.train.y[used]))
     rows = torch.from_numpy(places.astype(np.int64)).to(everyone.y.device)
     sizes = [len(rows) for rows in holdings]
     parts = zip(torch.split(rows, sizes), torch.split(everyone.y[rows], sizes), strict=True)
@@ -191,9 +261,8 @@ def held_out(experiment: Experiment, num_clients: int) -> set[int]:
     if share and num_clients == 1:
         raise UserError(f"`holdout_clients` is {share}, but there is one client only, which has to train; set it to 0.")
     if share and not count:
-        digits = len(str(num_clients)) + 1
         # Rounded up, or it would be refused in its turn.
-        enough = math.ceil(10**digits / num_clients) / 10**digits
+        enough = math.ceil(1000 / num_clients) / 1000
         raise UserError(
             f"`holdout_clients` is {share}, which of {num_clients} clients is none; set it to at least {enough}, or "
             "to 0."
@@ -204,14 +273,13 @@ def held_out(experiment: Experiment, num_clients: int) -> set[int]:
 def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
     """Give each client one sample that means nothing, or raise `UserError` if a setting splits samples."""
     partition, general = experiment.partition, experiment.general
-    settings = {
-        "partition.name": (partition.name, "given"),
-        "partition.examples": (partition.options["examples"], None),
-        "partition.redundant_clients": (partition.options["redundant_clients"], 0),
-        "holdout_clients": (general.holdout_clients, 0),
-        "evaluate_on": (general.evaluate_on, "test"),
-    }
-    for key, (found, left_out) in settings.items():
+    for key, found, left_out in (
+        ("partition.name", partition.name, "given"),
+        ("partition.examples", partition.options["examples"], None),
+        ("partition.redundant_clients", partition.options["redundant_clients"], 0),
+        ("holdout_clients", general.holdout_clients, 0),
+        ("evaluate_on", general.evaluate_on, "test"),
+    ):
         if found != left_out:
             raise UserError(
                 f"`{key}` is `{found}`, but `dataset.name` is `sites`, where samples lie with their clients and are "
@@ -219,23 +287,6 @@ def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
             )
     clients = [np.zeros(1, np.int64)] * partition.options["clients"]
     return ClientSplit(arrays, content_digest(arrays), clients, [], None, arrays.train, at_sites=True)
-
-
-def _hold_back(experiment: Experiment, arrays: Arrays) -> Rows:
-    """Choose a fifth for the test split, if there is none and clients would get everything; nothing otherwise."""
-    if arrays.test is not None or experiment.partition.options["examples"] is not None:
-        return np.array([], np.int64)
-    held = hold_back(arrays.train.y, random_of(experiment, b"test"))
-    if not len(held):
-        raise UserError(
-            f"`dataset.name` is `{experiment.dataset.name}`, which has no test split and {len(arrays.train.y)} "
-            "samples, too few of a class to hold some back; add samples, or a test split."
-        )
-    return held
-
-
-def _take(samples: Samples, rows: Rows) -> Samples:
-    return Samples(samples.x[rows], samples.y[rows])
 
 
 def _draw_validation(experiment: Experiment, arrays: Arrays, rest: Rows) -> Rows:
