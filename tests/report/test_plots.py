@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fedmate.errors import UserError
 from fedmate.report.drawing import COLOURS, FORMATS, check_plot
-from fedmate.report.plots import MOST, Lines, Panel, PartitionPlot, Plot, Series
-from fedmate.report.tradeoff import Spot, Tradeoff
+from fedmate.report.plots import MOST, Lines, Panel, PartitionPlot, Plot, Series, Spot, Tradeoff
 
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 LABELS = ("round", "accuracy (%)")

@@ -6,12 +6,9 @@ Colours can be told apart with colour vision deficiencies, and every colour has 
 from __future__ import annotations
 
 import importlib.util
-import io
 import math
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,10 +42,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#5
 """After Okabe and Ito, with a dark red in place of their yellow."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "<", "X")
-GREY, GRID, BLUE = "#555555", "#dddddd", "#2a6f97"
-
-LONGEST = 24
-"""Characters of a name beside an axis or a point."""
+GREY, GRID = "#555555", "#dddddd"
 
 WIDTHS = {1: (4.4, 2.9), 2: (3.3, 2.4), 3: (2.5, 2.1)}
 """By the number of panels side by side: width and height of each in inches."""
@@ -63,24 +57,6 @@ def check_plot(path: Path) -> None:
         raise UserError(f"`{path}` ends in `{path.suffix}`; name the plot `.svg`, `.png` or `.pdf`.")
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"`{path}` cannot be drawn without matplotlib; install it with `pip install 'fedmate[plots]'`.")
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in fedmate's style, not in the user's."""
-    from matplotlib import style
-
-    with style.context(["default", STYLE]), warnings.catch_warnings():
-        # A box stands for a letter that the font lacks; readers of SVG have fonts of their own.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
-
-
-def written(figure: Figure, suffix: str) -> bytes:
-    """Return a figure as a file; the same figure gives the same bytes."""
-    file, form = io.BytesIO(), suffix.removeprefix(".")
-    figure.savefig(file, format=form, metadata=FORMATS[suffix], bbox_inches="tight", pad_inches=0.1, dpi=150)
-    return file.getvalue()
 
 
 def look(number: int) -> Looks:
@@ -146,8 +122,8 @@ def panels_beside(panels: Sequence[Any]) -> int:
 
 
 def name_axis(axis: Axis, names: Sequence[str], size: float = LETTER - 1, rotation: float = 0) -> None:
-    """Write names beside an axis."""
-    shown = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in map(plain, names)]
+    """Write names beside an axis, each shortened to 24 characters."""
+    shown = [name if len(name) <= 24 else f"{name[:23]}…" for name in map(plain, names)]
     axis.set_ticks(range(len(names)), labels=shown, fontsize=size, rotation=rotation, parse_math=False)
     axis.set_tick_params(length=0)
 
@@ -159,5 +135,4 @@ def _wrap(text: str, width: float, size: float) -> str:
 
 
 def _inches(letters: int, size: float) -> float:
-    """Return the approximate width of letters of a size in points."""
     return letters * 0.58 * size / 72

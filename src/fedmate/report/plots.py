@@ -1,7 +1,9 @@
-"""Plots of records: lines by round, and partitions."""
+"""Plots of records: lines by round, two numbers against each other, and partitions."""
 
 from __future__ import annotations
 
+import io
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +15,17 @@ from numpy.typing import NDArray
 
 from fedmate.errors import UserError
 from fedmate.report.drawing import (
-    BLUE,
+    FORMATS,
+    GREY,
     GRID,
     LETTER,
+    STYLE,
     Looks,
     arrange,
     check_plot,
     look,
     name_axis,
-    styled,
-    written,
+    points,
 )
 from fedmate.report.tables import plain
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 MOST = 200
 """Clients, or classes, that a plot of partitions can show."""
+
+FRONT: Looks = {"color": "#999999", "linewidth": 1.1, "zorder": 1.5}
 
 
 class Series(NamedTuple):
@@ -67,14 +72,20 @@ class Plot(ABC):
     title: str
 
     def draw(self, suffix: str) -> bytes:
-        """Return it as a file of one of `FORMATS`."""
+        """Return it as a file of one of `FORMATS`, in fedmate's style; the same numbers give the same bytes."""
         check_plot(Path(f"{self.name}{suffix}"))
-        with styled():
-            return written(self._draw(), suffix)
+        from matplotlib import style
+
+        file = io.BytesIO()
+        with style.context(["default", STYLE]), warnings.catch_warnings():
+            # A box stands for a letter that the font lacks; readers of SVG have fonts of their own.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            options: Looks = {"metadata": FORMATS[suffix], "bbox_inches": "tight", "pad_inches": 0.1, "dpi": 150}
+            self._draw().savefig(file, format=suffix.removeprefix("."), **options)
+        return file.getvalue()
 
     @abstractmethod
-    def _draw(self) -> Figure:
-        """Draw it in fedmate's style."""
+    def _draw(self) -> Figure: ...
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,109 @@ class Lines(Plot):
             axes.fill_between(series.x, y - spread, y + spread, color=looks["color"], alpha=0.15, linewidth=0)
 
 
+def entries_of(panels: Sequence[Panel], line: str | None = None) -> dict[str, Looks]:
+    """Return the entries of the legend: the first look of each name."""
+    found: dict[str, Looks] = {}
+    for series in (series for panel in panels for series in panel.series):
+        style = line or series.line
+        found.setdefault(series.name, {**look(series.look), "markersize": 5, **({"linestyle": style} if style else {})})
+    return found
+
+
+class Spot(NamedTuple):
+    """A method with two numbers; `look` is the number of its colour and marker, `errors` are of x and y.
+
+    `on_front`: no other is at least as large in both numbers. `beneath`: it is drawn below the others.
+    """
+
+    name: str
+    look: int
+    x: float
+    y: float
+    errors: tuple[float, float] | None
+    on_front: bool
+    beneath: bool = False
+
+
+class _View(NamedTuple):
+    """A panel of a trade-off: its edges, [axis, end], if they are not to fit all points, and a frame in it."""
+
+    title: str
+    edges: NDArray[np.float64] | None
+    framed: NDArray[np.float64] | None
+
+
+@final
+@dataclass(frozen=True)
+class Tradeoff(Plot):
+    """Methods by two numbers, with error bars and the Pareto front; numbers beside points are those of the legend.
+
+    Where many methods are good on both, a second panel shows their corner once more. `panel` is the title of the first
+    one, `bars` the entry of error bars in the legend.
+    """
+
+    panel: str
+    spots: Sequence[Spot]
+    labels: tuple[str, str]
+    bars: str
+
+    def _draw(self) -> Figure:
+        entries = {f"{i} {spot.name}": points(spot.look, 5.5) for i, spot in enumerate(self.spots, 1)}
+        entries["Pareto front"] = FRONT
+        if any(spot.errors for spot in self.spots):
+            entries[self.bars] = {"color": GREY, "marker": "+", "markersize": 11, "linestyle": "none"}
+        panels, size = [_View(self.panel, None, None)], (6.6, 5.0)
+        places = np.array([(spot.x, spot.y) for spot in self.spots])
+        crowd = places[(places >= places.min(0) + 0.75 * np.ptp(places, axis=0)).all(1)]
+        if 6 <= len(crowd) < len(places) and np.ptp(crowd, axis=0).all():
+            room = 0.25 * np.ptp(crowd, axis=0)
+            corner = np.stack([crowd.min(0) - room, crowd.max(0) + room], axis=1)
+            panels, size = (
+                [_View(self.panel, None, corner), _View("the framed corner, closer", corner, None)],
+                (5.4, 4.6),
+            )
+        return arrange((self.title, self.labels, entries), panels, self._paint, size)
+
+    def _paint(self, axes: Axes, view: _View) -> None:
+        for spot in self.spots:
+            # The other view of the same runs is larger and below, so that both are seen.
+            looks = points(spot.look, 8.5 if spot.beneath else 5.5)
+            axes.plot([spot.x], [spot.y], zorder=3 - spot.beneath / 4, **looks)
+            if spot.errors is not None:
+                bars: Looks = {"ecolor": looks["color"], "elinewidth": 0.9, "alpha": 0.75, "zorder": 2.5}
+                axes.errorbar(spot.x, spot.y, spot.errors[1], spot.errors[0], fmt="none", **bars)
+        axes.margins(0.08)
+        (left, right), (low, high) = (axes.get_xlim(), axes.get_ylim()) if view.edges is None else view.edges
+        axes.set(xlim=(left, right), ylim=(low, high))
+        front = sorted((spot.x, spot.y) for spot in self.spots if spot.on_front)
+        # From the left edge along the points of the front to the lower edge.
+        corners = [(left, front[0][1]), *front, (front[-1][0], low)]
+        axes.step(*zip(*corners, strict=True), where="pre", **FRONT)
+        if view.framed is not None:
+            from matplotlib.patches import Rectangle
+
+            start, size = view.framed[:, 0], np.ptp(view.framed, axis=1)
+            axes.add_patch(Rectangle((start[0], start[1]), *size, fill=False, linestyle=":", edgecolor=GREY))
+        axes.grid(color=GRID, linewidth=0.4)
+        for (x, y), numbers in self._labels(view, 0.015 * np.array([right - left, high - low])):
+            place: Looks = {"xytext": (4, 4), "textcoords": "offset points", "annotation_clip": True}
+            axes.annotate(", ".join(map(str, numbers)), (x, y), fontsize=LETTER - 2, zorder=4, **place)
+
+    def _labels(self, view: _View, near: NDArray[np.float64]) -> list[tuple[tuple[float, float], list[int]]]:
+        """Return where numbers stand; those of points that are near each other stand together."""
+        found: list[tuple[tuple[float, float], list[int]]] = []
+        for number, spot in enumerate(self.spots, 1):
+            place = np.array([spot.x, spot.y])
+            if view.framed is not None and np.all((view.framed[:, 0] <= place) & (place <= view.framed[:, 1])):
+                continue
+            same = next((numbers for other, numbers in found if np.all(np.abs(place - other) <= near)), None)
+            if same is None:
+                found.append(((spot.x, spot.y), [number]))
+            else:
+                same.append(number)
+        return found
+
+
 @final
 @dataclass(frozen=True)
 class PartitionPlot(Plot):
@@ -136,7 +250,7 @@ class PartitionPlot(Plot):
         x, y = np.nonzero(self.counts)
         # The area is the number of samples; the smallest circle is a point wide.
         diameters = _diameters(self.counts[x, y] / most, largest)
-        circle: Looks = {"linestyle": "none", "marker": "o", "markeredgewidth": 0, "color": BLUE}
+        circle: Looks = {"linestyle": "none", "marker": "o", "markeredgewidth": 0, "color": "#2a6f97"}
         for size in np.unique(diameters):
             # Circles of one size together keep the file small.
             axes.plot(x[diameters == size], y[diameters == size], markersize=size, zorder=2, **circle)
@@ -155,15 +269,6 @@ class PartitionPlot(Plot):
         axes.grid(color=GRID, linewidth=0.4)
         axes.set_axisbelow(True)
         return figure
-
-
-def entries_of(panels: Sequence[Panel], line: str | None = None) -> dict[str, Looks]:
-    """Return the entries of the legend: the first look of each name."""
-    found: dict[str, Looks] = {}
-    for series in (series for panel in panels for series in panel.series):
-        looks = look(series.look) | {"markersize": 5}
-        found.setdefault(series.name, looks | ({"linestyle": line or series.line} if line or series.line else {}))
-    return found
 
 
 def _diameters(shares: NDArray[np.float64], largest: float) -> NDArray[np.float64]:

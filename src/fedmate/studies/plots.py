@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedmate.report.plots import Lines, Panel, Plot, Series
-from fedmate.report.tradeoff import Spot, Tradeoff
+from fedmate.report.plots import Lines, Panel, Plot, Series, Spot, Tradeoff
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
 from fedmate.studies.study import StudyMethod, StudySetting
