@@ -25,9 +25,9 @@ from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.adapt import read_client
 from fedmate.experiment.build import Signature, build
+from fedmate.experiment.checkpoint import Restored
 from fedmate.experiment.config import load_file, resolve
 from fedmate.experiment.priors import Calibration
-from fedmate.experiment.restore import Restored
 
 # Samples of an unseen client.
 

@@ -70,6 +70,7 @@ def test_the_same_seed_deals_and_starts_alike_whatever_the_precision() -> None:
             ["training.batch_size=50"],
             ["is 50, but 4 of 4 clients hold fewer samples (the fewest are 40)"],
         ),
+        (["training.learning_rate=0"], ["`training.learning_rate` is 0: with it clients learn nothing."]),
         (["rounds=150", "eval_every=5", "method.name=fedmate"], ["after round 20, 40, 60, 80, 100, 120, ...: `pre`"]),
         (["method.own_prior=true", "method.calibration=1"], ["`method.own_prior` changes nothing"]),
         (["method.calibration=1", "partition.classes_per_client=2"], []),

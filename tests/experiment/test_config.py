@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +27,7 @@ PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Dataset):
-    """A data set that brings defaults, presets and an option along."""
-
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {
-        "authors": {"training": {"epochs": 7, "learning_rate": 0.5}, "partition": {"clients": 3}},
-        "tuned": {"training": {"epochs": 9}},
-    }
+    """A data set that brings defaults and an option along."""
 
     size: int = option(30, "how many samples there are", Limits(at_least=1))
 
@@ -99,14 +94,6 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
     }
 
 
-def test_a_data_sets_preset_reaches_the_other_sections(toy: None) -> None:
-    experiment = resolved({"dataset": {"name": "toy", "preset": "authors", "size": 50}})
-    assert (experiment.training.epochs, experiment.training.learning_rate) == (7, 0.5)
-    assert experiment.training.momentum == 0.1
-    assert experiment.partition.options == {**COMMON, "clients": 3, "examples": 12}
-    assert experiment.dataset.options == {"size": 50}
-
-
 # Assignments.
 
 
@@ -156,7 +143,7 @@ def test_a_malformed_assignment_is_refused(assignment: str) -> None:
         ({"method": "fedavg"}, ["`method` in layer 0", "'fedavg'", "`[method]`"]),
         ({"model": {"buffers": "privat"}}, ["`model.buffers` in layer 0", "'privat'", "did you mean `private`?"]),
         ({"method": {"name": "local", "preset": "authors"}}, ["`method.preset` in layer 0", "`local`", "use `tuned`"]),
-        ({"dataset": {"name": "toy", "preset": "author"}}, ["'author'", "`authors` or `tuned`"]),
+        ({"dataset": {"preset": "authors"}}, ["`dataset.preset` in layer 0 is not an option of `digits`"]),
         ({"dtype": "float16"}, ["`dtype` in layer 0", "'float16'", "`float64`"]),
         ({"rounds": 0}, ["`rounds` is 0", "at least 1"]),
         ({"training": {"learning_rate": float("inf")}}, ["`training.learning_rate` is inf", "finite"]),

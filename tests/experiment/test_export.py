@@ -19,12 +19,12 @@ from fedmate.core.layers import BufferPolicy
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
-from fedmate.experiment.config import nest
+from fedmate.experiment.checkpoint import Restored
+from fedmate.experiment.config import nest, stored_experiment
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel
-from fedmate.experiment.prepare import Request, new_runs, stored_experiment
+from fedmate.experiment.prepare import Request, new_runs
 from fedmate.experiment.record import Record
-from fedmate.experiment.restore import Restored
 from fedmate.experiment.run import Observer, run
 
 SETTINGS: dict[str, Any] = {

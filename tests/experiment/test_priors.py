@@ -22,9 +22,9 @@ from fedmate.data import Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, build
+from fedmate.experiment.config import stored_experiment
 from fedmate.experiment.inputs import ClientSplit, structure
 from fedmate.experiment.predict import PortableModel, load_model
-from fedmate.experiment.prepare import stored_experiment
 from fedmate.experiment.priors import NO_CALIBRATION, Calibration
 
 SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")

@@ -67,7 +67,7 @@ def test_a_mistake_is_one_sentence(values: dict[str, Any], sentence: str) -> Non
 def test_other_runs_import_nothing_of_flower() -> None:
     script = """
 import sys
-import fedmate.cli, fedmate.experiment.build, fedmate.experiment.prepare, fedmate.experiment.restore
+import fedmate.cli, fedmate.experiment.build, fedmate.experiment.prepare, fedmate.experiment.checkpoint
 import fedmate.experiment.run, fedmate.studies, fedmate.report
 print([name for name in sys.modules if name.startswith(("fedmate.flower", "flwr", "ray."))])
 """

@@ -24,10 +24,10 @@ from fedmate.core.tree import unpack
 from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.config import ConfigSource, resolve, stored_experiment
 from fedmate.experiment.export import export_model
 from fedmate.experiment.inputs import UserInputs
-from fedmate.experiment.prepare import begin, stored_experiment
+from fedmate.experiment.prepare import begin
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, run
 from fedmate.flower import environment

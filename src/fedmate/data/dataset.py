@@ -91,9 +91,6 @@ class Arrays(NamedTuple):
 class Dataset(ABC):
     """A data set; its fields are its options."""
 
-    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
-    """Named settings that replace its defaults, by section."""
-
     citation: ClassVar[str] = ""
     """The publication to cite: a key of data/citations.bib, or an entry of BibTeX."""
 

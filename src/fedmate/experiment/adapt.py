@@ -21,12 +21,12 @@ from fedmate.data.arrays import Pool, as_numbers
 from fedmate.data.npz import read_npz
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import Signature
+from fedmate.experiment.checkpoint import Restored, read_steadily
 from fedmate.experiment.evaluate import evaluate_view, label_distribution
 from fedmate.experiment.export import describe, global_params, trained_run
 from fedmate.experiment.inputs import ready
 from fedmate.experiment.predict import PortableModel, check_target
 from fedmate.experiment.record import TESTS
-from fedmate.experiment.restore import Restored, read_steadily
 from fedmate.experiment.sample_files import as_samples, read_csv
 
 Part: TypeAlias = tuple[str, str, NDArray[Any], NDArray[Any]]

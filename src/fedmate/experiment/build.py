@@ -59,34 +59,21 @@ class Signature:
 
 
 class Built(NamedTuple):
-    """An experiment ready to run.
+    """An experiment ready to run."""
 
-    Attributes:
-        experiment: as declared, with back end and device decided.
-        method: with its setup.
-        federation: on the device.
-        backend: with every client in its initial state.
-        signature: what the network reads and answers.
-        split: the samples of each client.
-        warnings: sentences that the user should read before the run begins.
-    """
-
-    experiment: Experiment
-    method: Method
-    federation: Federation
-    backend: Backend
+    experiment: Experiment  # as declared, with back end and device decided
+    method: Method  # with its setup
+    federation: Federation  # on the device
+    backend: Backend  # with every client in its initial state
     signature: Signature
     split: ClientSplit
-    warnings: list[str]
+    warnings: list[str]  # sentences that the user should read before the run begins
 
 
 def build(experiment: Experiment, inputs: UserInputs = NO_INPUTS, initial: Mapping[str, Tensor] | None = None) -> Built:
     """Load and split the data, make the model and the method; raise `UserError` if they do not fit.
 
-    Args:
-        experiment: what to run.
-        inputs: data and a network that came from Python.
-        initial: parameters to start from, by path, instead of the network's own.
+    Training starts from the parameters `initial`, by path, instead of the network's own.
     """
     inputs.check(experiment)
     experiment = experiment.with_general(device=decide_device(experiment.general.device))
@@ -130,8 +117,18 @@ def make_method(
     initial: Mapping[str, Tensor] | None = None,
 ) -> Method:
     """Make the network and the method around it, which needs no data."""
-    model = _make_model(experiment, signature, inputs)
     general = experiment.general
+    architecture = MODELS[experiment.model.name](**experiment.model.options)
+    layer = architecture.classifier
+    if inputs.module is not None:
+        module, layer = copy.deepcopy(inputs.module), experiment.model.options["layer"]
+    else:
+        # As PyTorch initialises it, from the experiment's seed and leaving the global generator alone.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(fold(make_key(general.seed), "model")))
+            module = architecture.build(signature.input_shape, len(signature.class_names))
+    module = module.to(general.device, getattr(torch, general.dtype))
+    model = Model(module, classifier=layer, buffers=architecture.buffers)
     setup = Setup(model, len(signature.class_names), general.rounds, experiment.training, general.participation)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     try:
@@ -183,23 +180,21 @@ def check_min_clients(general: General, clients: int) -> None:
         raise UserError(f"`min_clients` is {general.min_clients}, but there are {clients} clients; lower it.")
 
 
-def _make_model(experiment: Experiment, signature: Signature, inputs: UserInputs) -> Model:
-    """Initialise the network as PyTorch does, from the experiment's seed and leaving the global generator alone."""
-    architecture = MODELS[experiment.model.name](**experiment.model.options)
-    layer = architecture.classifier
-    if inputs.module is not None:
-        module, layer = copy.deepcopy(inputs.module), experiment.model.options["layer"]
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(fold(make_key(experiment.general.seed), "model")))
-            module = architecture.build(signature.input_shape, len(signature.class_names))
-    module = module.to(experiment.general.device, getattr(torch, experiment.general.dtype))
-    return Model(module, classifier=layer, buffers=architecture.buffers)
-
-
 def _warnings(experiment: Experiment, method: Method, federation: Federation) -> list[str]:
     """Return what the user should know of an experiment before it begins."""
-    general, found = experiment.general, _unsent(method, experiment)
+    general, found = experiment.general, list[str]()
+    if experiment.training.learning_rate == 0:
+        found.append("`training.learning_rate` is 0: with it clients learn nothing.")
+    # Clients may receive less after an evaluated round; `pre` then shows what each of them still holds.
+    last, every = general.rounds, general.eval_every
+    unsent = {t: method.wire(0).down - method.wire(t).down for t in sorted({*range(every, last + 1, every), last})}
+    late = [str(t) for t, parts in unsent.items() if parts]
+    if late:
+        parts = ", ".join(sorted(set[str]().union(*unsent.values())))
+        rounds = ", ".join(late[:6]) + ", ..." * (len(late) > 6)
+        found.append(
+            f"{experiment.method.name} does not send {parts} after round {rounds}: `pre` shows each client's own."
+        )
     if federation.at_sites:
         return found
     size, held = experiment.training.batch_size, [len(data.y) for data in federation.clients]
@@ -216,16 +211,3 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
         names = ", ".join(map(str, missing))
         found.append(f"The {general.evaluate_on} split has no sample of class {names}: averages leave it out.")
     return found + method.warnings([class_counts(data, federation.num_classes) for data in federation.clients])
-
-
-def _unsent(method: Method, experiment: Experiment) -> list[str]:
-    """Warn if clients receive less after an evaluated round, so that `pre` shows what each of them still holds."""
-    last, every = experiment.general.rounds, experiment.general.eval_every
-    evaluated = sorted({*range(every, last + 1, every), last})
-    unsent = {number: method.wire(0).down - method.wire(number).down for number in evaluated}
-    late = [number for number in evaluated if unsent[number]]
-    if not late:
-        return []
-    parts = ", ".join(sorted(set[str]().union(*unsent.values())))
-    rounds = ", ".join(map(str, late[:6])) + ", ..." * (len(late) > 6)
-    return [f"{experiment.method.name} does not send {parts} after round {rounds}: `pre` shows each client's own."]

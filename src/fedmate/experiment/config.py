@@ -3,8 +3,8 @@
 Layers, each overriding those before it: the options' own defaults, the data set's defaults, the file, `--dataset` and
 `--method`, `--set`. In a section with a `name` every name has keys of its own; when a layer changes the name, the keys
 that not all names of the section share are dropped from the layers below; what a data set says of a name holds for no
-other. A `preset` stands for the values it names, beneath what the same layer says itself; a method's preset `tuned`
-for those that were found for it on the data set of the experiment.
+other. A method's `preset` stands for the values it names, beneath what the same layer says itself; `tuned` for those
+that were found for it on the data set of the experiment.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.data.sources import expand
 from fedmate.errors import UserError, nearest
+from fedmate.experiment.record import Record
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
 
@@ -143,6 +144,11 @@ def load_file(path: Path) -> ConfigSource:
         raise UserError(f"`{path}` is not valid TOML: {where}; mend that line.") from None
 
 
+def stored_experiment(folder: Path) -> Experiment:
+    """Return the experiment of a run."""
+    return resolve([load_file(Record(folder).folder / "config.toml")])
+
+
 def parse_set(assignments: Sequence[str], source: str = "--set") -> ConfigSource:
     """Read `key=value` and `section.key=value` as a layer; a value that is not TOML is taken as a string."""
     pairs = []
@@ -186,11 +192,8 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
         check_shape(layer)
-    layers = _with_presets("dataset", layers)
-    chosen = _resolve_section("dataset", DATASETS, layers)
-    layers = _with_presets("method", layers, chosen.name)
-    # Once more: a method's preset may say something of it.
-    dataset = _resolve_section("dataset", DATASETS, layers)
+    dataset = _resolve_section("dataset", layers)
+    layers = _with_presets(layers, dataset.name)
     layers = [_defaults_of(dataset, layers), *layers]
     general, training = Values(), Values()
     for layer in layers:
@@ -198,7 +201,7 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
         general |= _typed("", General, found, layer.source)
         training |= _typed("training", Training, layer.values.get("training", {}), layer.source)
     check_options("", General, general)
-    named = {name: _resolve_section(name, table, layers) for name, table in NAMED_SECTIONS.items() if name != "dataset"}
+    named = {section: _resolve_section(section, layers) for section in ("partition", "model", "method")}
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")
     return Experiment(general=General(**general), training=Training(**training), dataset=dataset, **named)
@@ -256,30 +259,25 @@ def _defaults_of(dataset: Section, layers: Sequence[ConfigSource]) -> ConfigSour
     return ConfigSource(f"the data set `{dataset.name}`", kept)
 
 
-def _with_presets(section: str, layers: Sequence[ConfigSource], dataset: str = "") -> list[ConfigSource]:
-    """Add what the presets of a data set or a method say, each beneath the layer that asks for it.
-
-    `dataset` is the name of the data set that a method runs on.
-    """
-    name, spread = DEFAULT_NAMES[section], list[ConfigSource]()
+def _with_presets(layers: Sequence[ConfigSource], dataset: str) -> list[ConfigSource]:
+    """Add what the presets of methods say, each beneath the layer that asks for it."""
+    name, spread = DEFAULT_NAMES["method"], list[ConfigSource]()
     for layer in layers:
-        given = dict(layer.values.get(section, {}))
+        given = dict(layer.values.get("method", {}))
         if given.get("name", name) != name:
             name = given["name"]
-            spread = [lower for lower in spread if not lower.source.startswith(f"a preset of the {section}")]
+            spread = [lower for lower in spread if not lower.source.startswith("a preset of")]
         if "preset" in given:
-            preset = given.pop("preset")
-            values = _preset(section, name, preset, dataset, layer.source)
+            values = _preset(name, given.pop("preset"), dataset, layer.source)
             # Its own section is named, for the layer that names it lies above.
-            values[section] = {"name": name, **values.get(section, {})}
-            spread.append(ConfigSource(f"a preset of the {section} `{name}`, `{preset}`", values))
-        own = {section: given} if section in layer.values else {}
-        spread.append(ConfigSource(layer.source, {**layer.values, **own}))
+            values["method"] = {"name": name, **values.get("method", {})}
+            spread.append(ConfigSource(f"a preset of `{name}`", values))
+        spread.append(ConfigSource(layer.source, {**layer.values, "method": given}))
     return spread
 
 
-def _resolve_section(section: str, table: Registry[Any], layers: Sequence[ConfigSource]) -> Section:
-    name, options = DEFAULT_NAMES[section], Values()
+def _resolve_section(section: str, layers: Sequence[ConfigSource]) -> Section:
+    table, name, options = NAMED_SECTIONS[section], DEFAULT_NAMES[section], Values()
     for layer in layers:
         given = dict(layer.values.get(section, {}))
         # The default's row is not imported where a layer names another one.
@@ -319,15 +317,15 @@ def _read_tuned(path: Path) -> Values:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def _preset(section: str, name: str, preset: object, dataset: str, source: str) -> Values:
-    """Return what a preset stands for; a row's own comes before what tuning found."""
-    own: Mapping[str, Values] = lookup(section, NAMED_SECTIONS[section], name, source).presets
-    found = tuned_on(name) if section == "method" else {}
+def _preset(name: str, preset: object, dataset: str, source: str) -> Values:
+    """Return what a preset of a method stands for; its own come before what tuning found."""
+    own: Mapping[str, Values] = lookup("method", METHODS, name, source).presets
+    found = tuned_on(name)
     presets = {**({TUNED: found[dataset]} if dataset in found else {}), **own}
     if preset in list(presets):
         return dict(presets[str(preset)])
-    place = f"`{section}.preset` in {source} is {spelled(preset)}"
-    if section == "method" and preset == TUNED:
+    place = f"`method.preset` in {source} is {spelled(preset)}"
+    if preset == TUNED:
         where = f"on {_some(found)} only, not on `{dataset}`" if found else "on no data set"
         advice = f"leave it out, or run `fedmate tune {name}` on data with a test split of its own (`digits` has none)"
         raise UserError(f"{place}, but `{name}` was tuned {where}; {advice}.")

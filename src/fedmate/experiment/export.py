@@ -13,12 +13,12 @@ from fedmate.backends.base import one_thread
 from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, build
+from fedmate.experiment.checkpoint import Restored, read_steadily
 from fedmate.experiment.config import Experiment
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs, split_samples
 from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
-from fedmate.experiment.restore import Restored, read_steadily
 
 
 class TrainedRun(NamedTuple):

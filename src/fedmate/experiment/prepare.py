@@ -32,6 +32,7 @@ from fedmate.experiment.config import (
     load_file,
     lookup,
     resolve,
+    stored_experiment,
 )
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs
 from fedmate.experiment.record import Record, Recorder, runs_of
@@ -341,8 +342,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit
-
-
-def stored_experiment(folder: Path) -> Experiment:
-    """Return the experiment of a run."""
-    return resolve([load_file(Record(folder).folder / "config.toml")])

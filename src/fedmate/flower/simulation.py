@@ -27,8 +27,8 @@ from fedmate.core import make_key
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, make_method
 from fedmate.experiment.checkpoint import Checkpoint
+from fedmate.experiment.config import stored_experiment
 from fedmate.experiment.inputs import UserInputs, make_federation, split_samples
-from fedmate.experiment.prepare import stored_experiment
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import VIRTUAL, ClientState
 from fedmate.flower.environment import need_flower, silence
