@@ -55,7 +55,7 @@ def accuracy(method: str, settings: list[str], seed: int) -> float:
         server = result.server
     view = result.views[built.method.primary_view]
     assert view is not None
-    labels = label_distribution(built.federation.clients, built.federation.num_classes)
+    labels = label_distribution(built.method.setup, built.federation.clients)
     figure: float = evaluate_view(view, labels)["balanced"]["mean"]
     return figure
 

@@ -11,6 +11,7 @@ import pytest
 
 import fedmate
 from fedmate.backends import BACKENDS
+from fedmate.core.task import TASKS
 from fedmate.data import DATASETS
 from fedmate.data.partitions import PARTITIONS
 from fedmate.methods import METHODS
@@ -37,6 +38,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "errors",
         "__version__",
     ),
+    "tasks": ("tasks", "core"),
     "data": ("data", "core", "storage", "errors"),
     "models": ("models", "core", "errors"),
     "report": ("report", "experiment.record", "errors"),
@@ -64,6 +66,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "core": ("torch", "safetensors"),
     "components": ("torch",),
     "methods": ("torch",),
+    "tasks": ("torch",),
     "data": ("torch", "numpy", "safetensors", "pooch", "requests", "platformdirs", "sklearn", "PIL"),
     "models": ("torch",),
     "flower": ("torch", "numpy", "rich", "flwr", "ray", "cryptography"),
@@ -127,7 +130,7 @@ def wrong_arrows(path: str, source: str) -> list[str]:
 
 ROWS = {
     tuple(row.split(":"))
-    for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)
+    for table in (TASKS, METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)
     for row in table.built_in.values()
 } | {("fedmate.components.prior_calibration", "Calibrated"), ("fedmate.components.server_momentum", "ServerMomentum")}
 """The classes that stand on a table, and the mixins of methods: other areas know their base classes only."""

@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.components.prototypes import Centres, centre_loss, local_prototypes, mix_prototypes
-from fedmate.core import Batch, ClientData, Model, client_data, make_key, normal
+from fedmate.core import ClientData, Instances, Model, client_data, make_key, normal
 
 CLASSES = 4
 
@@ -22,10 +22,6 @@ def model(dropout: float = 0.0) -> Model:
 
 def client(labels: tuple[int, ...] = (0, 2, 2, 0, 2)) -> ClientData:
     return client_data(normal(make_key(3), (len(labels), 5), torch.float64), torch.tensor(labels))
-
-
-def as_batch(data: ClientData) -> Batch:
-    return Batch(data.x, data.y, data.mask, torch.arange(len(data.y)), make_key(0))
 
 
 def test_prototypes_are_means_of_features_in_evaluation_mode() -> None:
@@ -83,11 +79,11 @@ def centres() -> Tensor:
 
 def test_samples_without_a_centre_add_nothing_but_still_count() -> None:
     """Class 2 has no centre; two of five samples are of class 0, and the mean is over five."""
-    data, batch = client(), as_batch(client())
+    data = client()
     centred = torch.tensor([True, True, False, True])
     expected = ((features()[data.y == 0] - centres()[0]) ** 2).sum() / (5 * 3)
-    assert_close(centre_loss(features(), batch, Centres(centres(), centred, 1)), expected)
-    assert centre_loss(features(), batch, Centres(centres(), torch.zeros_like(centred), 1)) == 0
+    assert_close(centre_loss(Instances(features(), data.y, data.mask), Centres(centres(), centred, 1)), expected)
+    assert centre_loss(Instances(features(), data.y, data.mask), Centres(centres(), torch.zeros_like(centred), 1)) == 0
 
 
 def test_normalised_features_are_drawn_to_the_direction_of_their_centre_alone() -> None:
@@ -96,5 +92,5 @@ def test_normalised_features_are_drawn_to_the_direction_of_their_centre_alone() 
     cosines = functional.cosine_similarity(features(), centres()[data.y])
     for scale in (1.0, 7.0):
         wanted = Centres(scale * centres(), everyone, 1, normalised=True)
-        assert_close(centre_loss(features() / scale, as_batch(data), wanted), (2 - 2 * cosines).mean())
-    assert torch.isfinite(centre_loss(torch.zeros_like(features()), as_batch(data), wanted))
+        assert_close(centre_loss(Instances(features() / scale, data.y, data.mask), wanted), (2 - 2 * cosines).mean())
+    assert torch.isfinite(centre_loss(Instances(torch.zeros_like(features()), data.y, data.mask), wanted))

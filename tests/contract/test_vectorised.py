@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing import assert_close
 
 import fedmate.core.method as method_module
+import fedmate.tasks.classification as classification
 from fedmate.backends.base import Round
 from fedmate.backends.vectorised import Vectorised
 from fedmate.core import (
@@ -23,7 +24,6 @@ from fedmate.core import (
     Setup,
     Source,
     Tree,
-    local,
     num_samples,
     stack_clients,
     tree_map,
@@ -167,7 +167,7 @@ def test_a_method_that_forgets_the_mask_runs_client_by_client(
     lab = make_lab("fedavg", "plain")
     assert Vectorised.refusal(lab.method, lab.federation) is None
     forgetful = lambda logits, labels, mask: torch.nn.functional.cross_entropy(logits, labels)  # noqa: E731
-    monkeypatch.setattr(local, "cross_entropy", forgetful)
+    monkeypatch.setattr(classification, "cross_entropy", forgetful)
     reason = Vectorised.refusal(lab.method, lab.federation)
     assert reason is not None
     assert "padded clients" in reason

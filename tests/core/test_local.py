@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from fedmate.core.data import Batch, ClientData, batches, client_data
 from fedmate.core.execution import unmapped
-from fedmate.core.local import SGD, cross_entropy, fit, gradient, move_at_once, supervised_loss
+from fedmate.core.local import SGD, fit, gradient, move_at_once, supervised_loss
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
+from fedmate.core.task import cross_entropy
 from fedmate.core.tree import Tree, flatten
 
 CLASSES = 3

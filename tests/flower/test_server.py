@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fedmate
 from fedmate.backends.client import accuracies
-from fedmate.core import class_counts, flatten
+from fedmate.core import flatten
 from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.inputs import NO_INPUTS
 from fedmate.experiment.predict import load_model
@@ -196,8 +196,8 @@ def ask(site: Client, kind: Any) -> Answer:
 def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) -> None:
     """The accuracy on a test distributed as its samples: by hand, and of the model that it keeps."""
     site = app.open(PRIOR, 0)
-    assert class_counts(site.data, 3).tolist() == [0, 8, 24]
-    assert class_counts(site.test, 3).tolist() == [0, 2, 6]
+    assert site.method.setup.class_counts(site.data).tolist() == [0, 8, 24]
+    assert site.method.setup.class_counts(site.test).tolist() == [0, 2, 6]
     metrics = ask(site, "train").metrics
     assert metrics.keys() == {"losses", "valid", "post"}
     assert len(metrics["post"]) == 1

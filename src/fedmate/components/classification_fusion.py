@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmate.components.classifier_integration import Reduction, prototype_loss, reduce_classes
 from fedmate.components.discriminators import Kind, Rows, adversarial_losses, discriminator_loss
 from fedmate.core.data import Batch
-from fedmate.core.local import SGD, adjusted, cross_entropy, gradient, loop
+from fedmate.core.local import SGD, gradient, loop
 from fedmate.core.model import Model
 from fedmate.core.random import fold
 from fedmate.core.tree import Tree, leaves, where
@@ -64,8 +64,7 @@ def train_classifier(
             opponents, found = _train_discriminators(opponents, compared, fusion, fold(batch.key, "penalty"))
 
         def loss(variables: Tree) -> tuple[Tensor, Tree]:
-            logits = adjusted(model.classify({"classifier": variables}, batch.x), fusion.adjustment)
-            plain = cross_entropy(logits, batch.y, batch.counted)
+            plain = model.loss({"classifier": variables}, batch.x, batch.y, batch.counted, fusion.adjustment)
             if fusion.weight is None:
                 return plain, {}
             own, adversarial = fusion_losses(model, variables, opponents, knowledge, fusion)

@@ -41,7 +41,8 @@ class FeatureStatistics(NamedTuple):
 
 def local_statistics(model: Model, params: Tree, data: ClientData, num_classes: int) -> FeatureStatistics:
     """Return the statistics of all of a client's samples, in evaluation mode."""
-    return feature_statistics(all_features(model, params, data), data.y, data.mask, num_classes)
+    instances = model.instances(all_features(model, params, data), data.y, data.mask)
+    return feature_statistics(*instances, num_classes)
 
 
 def feature_statistics(features: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> FeatureStatistics:

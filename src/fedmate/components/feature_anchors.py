@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedmate.core.data import Batch, class_members
-from fedmate.core.local import cross_entropy
+from fedmate.core.data import class_members
 from fedmate.core.model import Model
 from fedmate.core.random import normal, permutation
+from fedmate.core.task import Instances, cross_entropy
 from fedmate.core.tree import Tree
 
 
@@ -19,16 +19,17 @@ def initial_anchors(num_classes: int, width: int, key: Tensor, dtype: torch.dtyp
     return torch.nn.functional.normalize(normal(key, (num_classes, width), dtype))
 
 
-def anchor_loss(z: Tensor, batch: Batch, anchors: Tensor) -> Tensor:
+def anchor_loss(instances: Instances, anchors: Tensor) -> Tensor:
     """Return the squared distance of features to their class's anchor, averaged in each class, then over all classes.
 
-    Features are `[batch, width]`, anchors `[classes, width]`; a class without a sample adds 0.
+    Anchors are `[classes, width]`; a class without a sample adds 0.
     """
+    z, y, mask = instances
     num_classes = anchors.shape[0]
-    gaps = z - anchors[batch.y]
-    distances = torch.where(batch.mask[:, None], gaps, torch.zeros_like(gaps)).square().sum(-1)
-    counts = class_members(batch.y, batch.mask, num_classes).sum(0).clamp(min=1)
-    return (distances / counts[batch.y]).sum() / num_classes
+    gaps = z - anchors[y]
+    distances = torch.where(mask[:, None], gaps, torch.zeros_like(gaps)).square().sum(-1)
+    counts = class_members(y, mask, num_classes).sum(0).clamp(min=1)
+    return (distances / counts[y]).sum() / num_classes
 
 
 def calibration_loss(model: Model, classifier: Tree, anchors: Tensor) -> Tensor:

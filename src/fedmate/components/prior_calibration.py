@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmate.core.data import ClientData, class_counts
+from fedmate.core.data import ClientData
 from fedmate.core.method import Method
 from fedmate.core.options import Limits, option
 from fedmate.errors import UserError
@@ -80,7 +80,7 @@ class Calibrated(Method):
         return prior_adjustment(self._shares(data), weight) if weight else None
 
     def _shares(self, data: ClientData) -> Tensor:
-        counts = class_counts(data, self.setup.num_classes).to(data.source.mean.dtype)
+        counts = self.setup.class_counts(data).to(data.source.mean.dtype)
         return counts / counts.sum().clamp(min=1)
 
 

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from fedmate.components.prototype_scrutiny import size_view
 from fedmate.core.data import Batch, ClientData, class_means
-from fedmate.core.local import Objective, adjusted, cross_entropy
+from fedmate.core.local import Objective
 from fedmate.core.metrics import all_features
 from fedmate.core.model import Model
+from fedmate.core.task import Instances
 from fedmate.core.tree import Tree
 
 
@@ -23,7 +24,7 @@ def local_prototypes(
 
     With a `key` they are those of samples augmented as in training.
     """
-    return class_means(all_features(model, params, data, key), data.y, data.mask, num_classes)
+    return class_means(*model.instances(all_features(model, params, data, key), data.y, data.mask), num_classes)
 
 
 def mix_prototypes(
@@ -59,29 +60,24 @@ class Centres(NamedTuple):
     normalised: bool = False
 
 
-def centre_loss(z: Tensor, batch: Batch, centres: Centres) -> Tensor:
-    """Return the squared distance of each feature to its class's centre, averaged over the batch and the width.
-
-    Args:
-        z: features `[batch, width]`.
-        batch: whose features they are.
-        centres: what they are drawn to.
-    """
-    own = centres.points[batch.y]
+def centre_loss(instances: Instances, centres: Centres) -> Tensor:
+    """Return the squared distance of each feature to its class's centre, averaged over instances and the width."""
+    z, y, mask = instances
+    own = centres.points[y]
     if centres.normalised:
         distances = (functional.normalize(z, dim=-1) - functional.normalize(own, dim=-1)).square().sum(-1)
     else:
         distances = (z - own).square().mean(-1)
-    counted = batch.mask & centres.known[batch.y]
-    return torch.where(counted, distances, torch.zeros_like(distances)).sum() / batch.mask.sum().clamp(min=1)
+    counted = mask & centres.known[y]
+    return torch.where(counted, distances, torch.zeros_like(distances)).sum() / mask.sum().clamp(min=1)
 
 
 def centred_loss(model: Model, centres: Centres, adjustment: Tensor | None = None) -> Objective:
-    """Return the objective of an extractor: cross-entropy, as in `supervised_loss`, plus the centre loss."""
+    """Return the objective of an extractor: the loss of `supervised_loss`, plus the centre loss."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)
-        plain = cross_entropy(adjusted(model.classify(params, z), adjustment), batch.y, batch.counted)
-        return plain + centres.weight * centre_loss(z, batch, centres), buffers
+        plain = model.loss(params, z, batch.y, batch.counted, adjustment)
+        return plain + centres.weight * centre_loss(model.instances(z, batch.y, batch.mask), centres), buffers
 
     return objective

@@ -6,7 +6,6 @@ from fedmate.core.data import (
     ClientData,
     Federation,
     batches,
-    class_counts,
     class_means,
     client_data,
     num_samples,
@@ -17,7 +16,7 @@ from fedmate.core.data import (
 from fedmate.core.execution import remembered_features, unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.local import SGD, Objective, adjusted, cross_entropy, fit, gradient, loop, supervised_loss
+from fedmate.core.local import SGD, Objective, fit, gradient, loop, supervised_loss
 from fedmate.core.method import (
     BOOKKEEPING,
     MODEL_PARTS,
@@ -34,6 +33,7 @@ from fedmate.core.model import Model
 from fedmate.core.options import Limits, option
 from fedmate.core.random import fold, make_key, normal, permutation, random_bits, uniform
 from fedmate.core.source import Augmentation, Source
+from fedmate.core.task import Instances, Task, adjusted, cross_entropy
 from fedmate.core.tree import (
     Tree,
     all_finite,
@@ -59,6 +59,7 @@ __all__ = [
     "BufferPolicy",
     "ClientData",
     "Federation",
+    "Instances",
     "Limits",
     "LocalResult",
     "Method",
@@ -67,6 +68,7 @@ __all__ = [
     "Presets",
     "Setup",
     "Source",
+    "Task",
     "Training",
     "Tree",
     "Wire",
@@ -74,7 +76,6 @@ __all__ = [
     "all_finite",
     "batches",
     "class_accuracies",
-    "class_counts",
     "class_means",
     "classifier_loss",
     "client_data",

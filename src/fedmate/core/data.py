@@ -19,7 +19,7 @@ class ClientData(NamedTuple):
 
     source: Source  # where samples lie
     rows: Tensor  # which of them are the client's, `[samples]`, int64
-    y: Tensor  # labels `[samples]`, int64
+    y: Tensor  # targets `[samples, ...]`, of which the model's task knows more; int64 labels for a class each
     mask: Tensor  # `[samples]`, false where a row is padding
     # at least so many rows are no padding, of each client in a stack. A plain number, known without reading the
     # mask; 0 promises nothing
@@ -28,7 +28,7 @@ class ClientData(NamedTuple):
     @property
     def counted(self) -> Tensor | None:
         """The mask, or `None` where it is known to hold everywhere."""
-        return None if self.filled == self.y.shape[-1] else self.mask
+        return None if self.filled == self.rows.shape[-1] else self.mask
 
     @property
     def x(self) -> Tensor:
@@ -110,8 +110,8 @@ def pad(data: ClientData, length: int) -> ClientData:
 
     They repeat the first sample: a network may divide by a sample's own spread, and zeros would turn into NaN.
     """
-    missing = length - len(data.y)
-    rows, y = (torch.cat([leaf, leaf[:1].expand(missing)]) for leaf in (data.rows, data.y))
+    missing = length - len(data.rows)
+    rows, y = (torch.cat([leaf, leaf[:1].expand(missing, *leaf.shape[1:])]) for leaf in (data.rows, data.y))
     return ClientData(data.source, rows, y, torch.cat([data.mask, data.mask.new_zeros(missing)]), data.filled)
 
 
@@ -121,7 +121,7 @@ PER_CLIENT = ClientData(source=None, rows=0, y=0, mask=0, filled=None)  # type: 
 
 def stack_clients(clients: Sequence[ClientData]) -> ClientData:
     """Pad clients to the largest of them and stack them; the source stays one."""
-    length = max(len(data.y) for data in clients)
+    length = max(len(data.rows) for data in clients)
     padded = [pad(data, length) for data in share_source(clients)]
     rows, y, mask = (torch.stack(leaves) for leaves in list(zip(*padded, strict=True))[1:4])
     return ClientData(padded[0].source, rows, y, mask, min(data.filled for data in padded))
@@ -130,11 +130,6 @@ def stack_clients(clients: Sequence[ClientData]) -> ClientData:
 def num_samples(data: ClientData) -> Tensor:
     """Return n_i, the number of real samples, as an int64 scalar."""
     return data.mask.sum()
-
-
-def class_counts(data: ClientData, num_classes: int) -> Tensor:
-    """Return n_ik, how many real samples of each class there are, `[classes]`."""
-    return class_members(data.y, data.mask, num_classes).sum(0)
 
 
 def class_means(features: Tensor, labels: Tensor, mask: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedmate.core.data import Batch, ClientData, batches, split, windows
 from fedmate.core.layers import mask_context
-from fedmate.core.local import Objective, adjusted, cross_entropy
+from fedmate.core.local import Objective
 from fedmate.core.metrics import all_features, chunk_size, features_of
 from fedmate.core.model import Model
 from fedmate.core.source import plain_source
@@ -43,10 +43,9 @@ def frozen_batches(
 
 
 def classifier_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
-    """Return the mean cross-entropy of a batch from `frozen_batches`; `adjustment` as in `supervised_loss`."""
+    """Return the mean loss of a batch from `frozen_batches`; `adjustment` as in `supervised_loss`."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        logits = adjusted(model.classify(params, batch.x), adjustment)
-        return cross_entropy(logits, batch.y, batch.counted), params["buffers"]
+        return model.loss(params, batch.x, batch.y, batch.counted, adjustment), params["buffers"]
 
     return objective

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedmate.core.data import Batch
 from fedmate.core.execution import is_unmapped
@@ -139,26 +138,11 @@ def fit(
     return trained
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the samples that count: all of them if `mask` is `None`."""
-    if mask is None:
-        return functional.cross_entropy(logits, labels)
-    # Chosen before the loss: a row that does not count must not send NaN back either.
-    logits = torch.where(mask[:, None], logits, torch.zeros_like(logits))
-    losses = functional.cross_entropy(logits, labels, reduction="none")
-    return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)
-
-
-def adjusted(logits: Tensor, adjustment: Tensor | None) -> Tensor:
-    """Return logits with what a method adds to each class's: `[classes]`, or nothing."""
-    return logits if adjustment is None else logits + adjustment
-
-
 def supervised_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
-    """Return the objective most methods start from: mean cross-entropy, logits moved by `adjustment`."""
+    """Return the objective most methods start from: the task's loss, logits moved by `adjustment`."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)
-        return cross_entropy(adjusted(model.classify(params, z), adjustment), batch.y, batch.counted), buffers
+        return model.loss(params, z, batch.y, batch.counted, adjustment), buffers
 
     return objective

@@ -61,6 +61,10 @@ class Setup:
     training: Training
     participation: float = 1.0
 
+    def class_counts(self, data: ClientData) -> Tensor:
+        """Return n_ik, how many instances of each class a client holds, `[classes]`."""
+        return self.model.task.class_counts(data.y, data.mask, self.num_classes)
+
 
 class Wire(NamedTuple):
     """The parts of the messages that cross in a round."""

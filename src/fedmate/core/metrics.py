@@ -10,9 +10,9 @@ from torch import Tensor
 from fedmate.core.data import ClientData, class_members
 from fedmate.core.execution import current_memory, is_unmapped
 from fedmate.core.layers import mask_context
-from fedmate.core.local import adjusted, cross_entropy
 from fedmate.core.model import Model
 from fedmate.core.source import Source
+from fedmate.core.task import adjusted
 from fedmate.core.tree import Tree, leaves
 
 CHUNK = 1000
@@ -55,8 +55,8 @@ def chunk_size(model: Model, device: torch.device) -> int:
 
 
 def mean_loss(model: Model, params: Tree, data: ClientData, adjustment: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy over a client's samples, in evaluation mode, as its method sees it."""
-    return cross_entropy(adjusted(_logits(model, params, data), adjustment), data.y, data.counted)
+    """Return the mean loss over a client's samples, in evaluation mode, as its method sees it."""
+    return model.loss(params, all_features(model, params, data), data.y, data.counted, adjustment)
 
 
 def class_accuracies(

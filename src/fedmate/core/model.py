@@ -22,6 +22,7 @@ from fedmate.core.layers import (
     swap_layers,
 )
 from fedmate.core.random import make_key
+from fedmate.core.task import TASKS, Instances, Task, adjusted
 from fedmate.core.tree import Tree
 from fedmate.errors import UserError
 
@@ -42,6 +43,7 @@ class Model:
             extractor, and what enters it is the feature vector.
         buffers: what happens to buffers: `shared` travel with the extractor, `private` stay with the client,
             `dropped` means BatchNorm keeps no running statistics at all.
+        task: what targets are and how they are learnt; classification unless given.
 
     Example:
         >>> module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -51,7 +53,9 @@ class Model:
         (['weight', 'bias'], torch.Size([5, 2]))
     """
 
-    def __init__(self, module: nn.Module, *, classifier: str, buffers: BufferPolicy = "shared") -> None:
+    def __init__(
+        self, module: nn.Module, *, classifier: str, buffers: BufferPolicy = "shared", task: Task | None = None
+    ) -> None:
         network = swap_layers(copy.deepcopy(module), buffers)
         try:
             head = network.get_submodule(classifier) if classifier else None
@@ -63,6 +67,7 @@ class Model:
         parent, _, name = classifier.rpartition(".")
         setattr(network.get_submodule(parent), name, nn.Identity())
         self.buffer_policy: BufferPolicy = buffers
+        self.task = task or TASKS["classification"]()
         self._original, self._classifier = copy.deepcopy(module).eval(), classifier
         self._extractor, self._head = network, head
         self._initial = {
@@ -88,6 +93,8 @@ class Model:
         statistics = (layer.running_mean for layer in network.modules() if isinstance(layer, MaskedBatchNorm))
         self._reads_batches = any(mean is None for mean in statistics)
         self._is_small = self.extractor_size <= SMALL
+        # A classifier of feature maps is a convolution, whose weights have as many axes more.
+        self._spread = head.weight.dim() - 2 if isinstance(head, nn.Conv1d | nn.Conv2d) else 0
         self._reads_channels_last: bool | None = None
         self._local = threading.local()
 
@@ -118,7 +125,8 @@ class Model:
         parent, _, name = self._classifier.rpartition(".")
         like = next(iter(self._initial["classifier"].values()))
         setattr(module.get_submodule(parent), name, nn.Sequential(*layers).to(like))
-        return Model(module, classifier=f"{self._classifier}.{len(layers) - 1}", buffers=self.buffer_policy)
+        last = f"{self._classifier}.{len(layers) - 1}"
+        return Model(module, classifier=last, buffers=self.buffer_policy, task=self.task)
 
     def to_module(self, params: Tree) -> nn.Module:
         """Return the module as the user wrote it, with these parameters, in evaluation mode."""
@@ -175,7 +183,7 @@ class Model:
         return ("buffers",) if self._initial["buffers"] and self.buffer_policy != "private" else ()
 
     def features(self, params: Tree, x: Tensor, *, train: bool = False) -> tuple[Tensor, Tree]:
-        """Return the features `[samples, width]` of `x` and the buffers after this pass."""
+        """Return the features of `x`, `[samples, width]` or maps of them, and the buffers after this pass."""
         # functional_call writes rebound buffers back into the dictionary it is given; clones keep a layer that
         # updates in place from reaching into the caller's tree.
         buffers = {name: b.clone() for name, b in params["buffers"].items()} if train else params["buffers"]
@@ -205,8 +213,18 @@ class Model:
         return True
 
     def classify(self, params: Tree, z: Tensor) -> Tensor:
-        """Return the logits `[samples, classes]` of features `z`."""
-        return self._call(self._skeletons()[False][1], params["classifier"], z, tied=False)
+        """Return the logits of features `z`. A convolution, too, answers for single feature vectors `[rows, width]`."""
+        head, spread = self._skeletons()[False][1], self._spread if z.dim() == 2 else 0
+        logits = self._call(head, params["classifier"], z.reshape(*z.shape, *[1] * spread), tied=False)
+        return logits.flatten(1) if spread else logits
+
+    def loss(self, params: Tree, z: Tensor, y: Tensor, mask: Tensor | None, adjustment: Tensor | None = None) -> Tensor:
+        """Return the task's mean loss of features `z`; `adjustment` is added to each class's logits, `[classes]`."""
+        return self.task.loss(adjusted(self.classify(params, z), adjustment), y, mask)
+
+    def instances(self, z: Tensor, y: Tensor, mask: Tensor) -> Instances:
+        """Return what the task tells apart one by one, each with a feature vector and a class."""
+        return self.task.instances(z, y, mask)
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the logits of `x`, in evaluation mode."""
@@ -243,7 +261,7 @@ class Model:
                 logits = self.logits(params, x)
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise UserError(f"{not_last} ({_first_line(error)})") from error
-        if logits.shape != (len(x), num_classes):
+        if logits.shape != self.task.answer_shape(x, num_classes):
             raise UserError(
                 f"`model` answers {len(x)} samples with shape {tuple(logits.shape)}; its classifier must give one "
                 f"logit for each of the {num_classes} classes."

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedmate.backends.base import View, initial_held_out_client, one_thread, welcome
 from fedmate.backends.client import accuracies, adapt_client
-from fedmate.core import class_counts, fold, unmapped
+from fedmate.core import fold, unmapped
 from fedmate.data import Samples, hold_back
 from fedmate.data.arrays import Pool, as_numbers
 from fedmate.data.npz import read_npz
@@ -93,12 +93,12 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
         # Some methods have no global model, and private statistics belong to none.
         with suppress(UserError):
             models["global"] = (global_params(restored), True)
-        labels, accuracy = label_distribution([train], method.setup.num_classes), {}
+        labels, accuracy = label_distribution(method.setup, [train]), {}
         for name, (params, is_global) in models.items():
             found = accuracies(method, params, train, test, is_global)
             figures = evaluate_view(View((0,), found[None]), labels)
             accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
-        held, tested = (class_counts(part, method.setup.num_classes).tolist() for part in (train, test))
+        held, tested = (method.setup.class_counts(part).tolist() for part in (train, test))
         model = describe(run, after, "newcomer", held)
     if to is not None:
         model.save(to)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmate.backends import BACKENDS, Backend
-from fedmate.core import Federation, Method, Model, Setup, class_counts, fold, make_key
+from fedmate.core import Federation, Method, Model, Setup, fold, make_key
 from fedmate.core.shapes import count_flops
 from fedmate.core.tree import fit_to
 from fedmate.data import Arrays, Normalisation
@@ -210,4 +210,4 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
     if missing:
         names = ", ".join(map(str, missing))
         found.append(f"The {general.evaluate_on} split has no sample of class {names}: averages leave it out.")
-    return found + method.warnings([class_counts(data, federation.num_classes) for data in federation.clients])
+    return found + method.warnings([method.setup.class_counts(data) for data in federation.clients])

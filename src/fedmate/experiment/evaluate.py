@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmate.backends.base import RoundResult, View
-from fedmate.core import ClientData, Federation, class_counts
+from fedmate.core import ClientData, Setup
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import RunState
 from fedmate.experiment.inputs import held_out
@@ -22,11 +22,12 @@ NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
 FIGURES = ("mean", "std", "worst_tenth")
 
 
-def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str, Any]:
+def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
     """Return the figures of an evaluated round."""
+    federation, setup = built.federation, built.method.setup
     clients, held_out_clients = federation.clients, federation.held_out_clients
     # Labels that lie with sites are not known here.
-    labels = None if federation.at_sites else label_distribution(clients, federation.num_classes)
+    labels = None if federation.at_sites else label_distribution(setup, clients)
     accuracy: dict[str, Any] = {}
     for name in (*VIEWS, *sorted(set(result.views) - set(VIEWS))):
         view = result.views[name]
@@ -39,7 +40,7 @@ def metrics_row(t: int, result: RoundResult, federation: Federation) -> dict[str
     }
     row: dict[str, Any] = {"round": t + 1, "accuracy": accuracy, "loss": loss}
     if result.held_out_clients:
-        labels = label_distribution(held_out_clients, federation.num_classes)
+        labels = label_distribution(setup, held_out_clients)
         everyone = tuple(range(len(held_out_clients)))
         views = {name: View(everyone, result.held_out_clients[name]) for name in ("before", "after")}
         row["newcomers"] = {name: evaluate_view(view, labels) for name, view in views.items()}
@@ -88,27 +89,28 @@ def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict
     return summary
 
 
-def client_rows(federation: Federation, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def client_rows(built: Built, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each client's samples by class and its figures in the last round; empty where it has none.
 
     What lies with sites is not counted here.
     """
+    federation, setup = built.federation, built.method.setup
     if federation.at_sites:
         return [{"client": i, **_cells(metrics["accuracy"], i)} for i in range(len(federation.clients))]
-    rows = _rows(federation.clients, federation.num_classes, metrics["accuracy"])
+    rows = _rows(setup, federation.clients, metrics["accuracy"])
     if not federation.held_out_clients:
         return rows
     newcomers = metrics.get("newcomers") or dict.fromkeys(("before", "after"))
-    more = _rows(federation.held_out_clients, federation.num_classes, newcomers)
+    more = _rows(setup, federation.held_out_clients, newcomers)
     everything = [{"newcomer": 0, **row} for row in rows]
     everything += [{"newcomer": 1, **row, "client": len(rows) + row["client"]} for row in more]
     columns = dict.fromkeys(key for row in everything for key in row)
     return [{key: row.get(key) for key in columns} for row in everything]
 
 
-def label_distribution(clients: Sequence[ClientData], num_classes: int) -> Tensor:
+def label_distribution(setup: Setup, clients: Sequence[ClientData]) -> Tensor:
     """Return p_ik, the share of each class in each client's samples, `[clients, classes]`, float64."""
-    counts = torch.stack([class_counts(data, num_classes) for data in clients])
+    counts = torch.stack([setup.class_counts(data) for data in clients])
     return counts.to(torch.float64).cpu() / counts.sum(1, keepdim=True).cpu()
 
 
@@ -181,11 +183,11 @@ def _short(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _rows(
-    clients: Sequence[ClientData], num_classes: int, accuracy: Mapping[str, Mapping[str, Any] | None]
+    setup: Setup, clients: Sequence[ClientData], accuracy: Mapping[str, Mapping[str, Any] | None]
 ) -> list[dict[str, Any]]:
     rows = []
     for i, data in enumerate(clients):
-        counts = class_counts(data, num_classes).tolist()
+        counts = setup.class_counts(data).tolist()
         row: dict[str, Any] = {"client": i, "samples": sum(counts)}
         row |= {f"samples_{k}": count for k, count in enumerate(counts)}
         rows.append(row | _cells(accuracy, i))

@@ -164,7 +164,7 @@ class _Rounds:
             self.diverged = replace(self.done.state, failures=failures, seconds=seconds, up=up, down=down)
             return warnings
         if evaluated:
-            self.metrics = metrics_row(t, result, self.built.federation)
+            self.metrics = metrics_row(t, result, self.built)
             self.recorder.add_metrics({**self.metrics, "bytes": self.cost.totals(), "seconds": seconds})
             tensors = flatten(result.diagnostics)
             if tensors:
@@ -195,7 +195,7 @@ class _Rounds:
         summary = summarise(self.built, self.metrics, state)
         # No power cut shall bring superseded states back into a finished record.
         self.checkpoint.flush()
-        self.recorder.finish(summary, client_rows(self.built.federation, self.metrics))
+        self.recorder.finish(summary, client_rows(self.built, self.metrics))
         if self.diverged:
             # Momentum lengthens the server's steps as a learning rate does.
             raise DivergedError(

@@ -14,7 +14,7 @@ from fedmate import storage
 from fedmate.backends.base import one_thread
 from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import Precision, arithmetic
-from fedmate.core import ClientData, Method, Tree, class_counts, flatten, fold, num_bytes, select, unmapped
+from fedmate.core import ClientData, Method, Tree, flatten, fold, num_bytes, select, unmapped
 from fedmate.core.tree import DamagedError, fit_to
 from fedmate.flower.client_state import MODEL, ClientState
 from fedmate.flower.messages import Answer, MessageError, Metrics, Request
@@ -78,7 +78,7 @@ class Client:
     def _report(self, views: Tree) -> Metrics:
         if not self.reports_own:
             return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
-        counts = class_counts(self.data, self.method.setup.num_classes).double()
+        counts = self.method.setup.class_counts(self.data).double()
         reported: Metrics = {}
         for name, (_, accuracies) in views.items():
             # Classes weigh as the client holds them, without those that its test lacks; NaN if none is left.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fedmate import __version__, storage
-from fedmate.core import ClientData, Federation, Method, Tree, class_counts, make_key
+from fedmate.core import ClientData, Federation, Method, Tree, make_key
 from fedmate.data.sources import expand
 from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.build import Signature, decide_device, make_method
@@ -144,7 +144,7 @@ def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], t
         data, test = federation.clients[number], federation.test
         state = expand("state", str(node_config["state"])) if "state" in node_config else default_state()
         make_private(state)
-    counts = class_counts(data, len(plan.signature.class_names)).tolist()
+    counts = plan.method.setup.class_counts(data).tolist()
 
     def own_model(params: Tree, done: int) -> bytes:
         run = TrainedRun(plan.experiment, plan.method, plan.signature, done)

@@ -27,6 +27,7 @@ from fedmate.core import (
     MODEL_PARTS,
     Batch,
     ClientData,
+    Instances,
     Limits,
     LocalResult,
     Method,
@@ -35,9 +36,7 @@ from fedmate.core import (
     Tree,
     Wire,
     batches,
-    class_counts,
     class_means,
-    cross_entropy,
     gradient,
     loop,
     mix_by_size,
@@ -114,9 +113,9 @@ class FedFA(Method):
         }
         nothing = {"sums": torch.zeros_like(anchors), "divisors": torch.zeros_like(anchors[:, :1])}
         own, means = anchors, torch.zeros_like(anchors)
-        present = class_counts(data, self.setup.num_classes) > 0
+        present = self.setup.class_counts(data) > 0
         step, stream = self._step(anchors), batches(data, training.batch_size, training.epochs, key)
-        steps_of_epoch = -(-data.y.shape[0] // training.batch_size)
+        steps_of_epoch = -(-data.rows.shape[0] // training.batch_size)
         for _ in range(training.epochs):
             state = loop(step, {**state, **nothing}, islice(stream, steps_of_epoch))
             means = state["sums"] / state["divisors"].clamp(min=1)
@@ -148,8 +147,10 @@ class FedFA(Method):
 
         def loss(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
-            plain = cross_entropy(model.classify(params, z), batch.y, batch.counted)
-            return plain + self.anchor_weight * anchor_loss(z, batch, anchors), {"features": z, "buffers": buffers}
+            instances = model.instances(z, batch.y, batch.mask)
+            plain = model.loss(params, z, batch.y, batch.counted)
+            following = {"instances": instances._asdict(), "buffers": buffers}
+            return plain + self.anchor_weight * anchor_loss(instances, anchors), following
 
         def step(state: Tree, batch: Batch) -> Tree:
             params = state["params"]
@@ -157,7 +158,7 @@ class FedFA(Method):
             gradients, found = gradient(lambda v: loss({**params, **v}, batch), variables)
             variables, velocity = optimiser.step(variables, gradients, state["velocity"])
             classifier, calibration = self._calibrate(variables["classifier"], anchors, state["calibration"])
-            means, counts = class_means(found["features"], batch.y, batch.mask, anchors.shape[0])
+            means, counts = class_means(*Instances(**found["instances"]), anchors.shape[0])
             counted = counts > 0 if self.divide_by == "own" else torch.ones_like(counts)
             return {
                 "params": {**params, **variables, "classifier": classifier, "buffers": found["buffers"]},

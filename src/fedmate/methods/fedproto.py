@@ -100,6 +100,7 @@ class FedProto(Method):
         if set(client["classifier"]) != {"weight", "bias"}:
             return {}
         nearest = nearest_prototype(download["prototypes"], download["known"])
+        nearest["weight"] = nearest["weight"].reshape(client["classifier"]["weight"].shape)
         return {"nearest_prototype": {**client, "classifier": nearest}}
 
 

@@ -36,10 +36,7 @@ from fedmate.core import (
     Model,
     Objective,
     Tree,
-    adjusted,
     batches,
-    class_counts,
-    cross_entropy,
     fit,
     num_samples,
     option,
@@ -98,10 +95,9 @@ class FedRoD(Calibrated):
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
-            generic = cross_entropy(adjusted(model.classify(params, z), generic_adjustment), batch.y, batch.counted)
+            generic = model.loss(params, z, batch.y, batch.counted, generic_adjustment)
             fixed = {**params, "classifier": tree_map(torch.detach, params["classifier"])}
-            answers = adjusted(model.classify(_added_up(fixed), z.detach()), adjustment)
-            personal = cross_entropy(answers, batch.y, batch.counted)
+            personal = model.loss(_added_up(fixed), z.detach(), batch.y, batch.counted, adjustment)
             return generic + personal, buffers
 
         return objective
@@ -111,7 +107,7 @@ class FedRoD(Calibrated):
 
         Counts, not shares: a softmax does not see what all its classes have in common.
         """
-        counts = class_counts(data, self.setup.num_classes).to(dtype)
+        counts = self.setup.class_counts(data).to(dtype)
         lacking = self.absent_share * bool(self.calibration) * counts.sum()
         return prior_adjustment(torch.where(counts > 0, counts, lacking), self.calibration or 1.0)
 

@@ -32,7 +32,6 @@ from fedmate.core import (
     Objective,
     Presets,
     Tree,
-    adjusted,
     cross_entropy,
     option,
     select,
@@ -105,10 +104,13 @@ class MOON(Calibrated):
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
-            plain = cross_entropy(adjusted(model.classify(params, z), adjustment), batch.y, batch.counted)
-            cosines = torch.stack([_cosine(z, look(batch)) for look in (look_global, look_previous)], dim=-1)
+            plain = model.loss(params, z, batch.y, batch.counted, adjustment)
+            seen, y, mask = model.instances(z, batch.y, batch.mask)
+            others = (model.instances(look(batch), batch.y, batch.mask).z for look in (look_global, look_previous))
+            cosines = torch.stack([_cosine(seen, other) for other in others], dim=-1)
             # The right answer of two is the global model, which is the first.
-            contrast = cross_entropy(cosines / self.temperature, torch.zeros_like(batch.y), batch.counted)
+            counted = None if batch.counted is None else mask
+            contrast = cross_entropy(cosines / self.temperature, torch.zeros_like(y), counted)
             contrast = torch.where(client["has_previous"], contrast, torch.zeros_like(contrast))
             return plain + self.contrastive_weight * contrast, buffers
 

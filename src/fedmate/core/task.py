@@ -1,0 +1,69 @@
+"""The task of a network: what a sample's target is, how it is learnt and judged.
+
+The model owns its task, and methods ask the model: for the loss of features, and for *instances*, the things that are
+told apart one by one. So no method knows whether a sample has one class or one for each pixel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedmate.core.options import Registry
+
+
+class Instances(NamedTuple):
+    """What is told apart one by one: samples, or the pixels of their feature maps."""
+
+    z: Tensor  # features `[instances, width]`
+    y: Tensor  # classes `[instances]`, int64, in range also where they do not count
+    mask: Tensor  # which count, `[instances]`
+
+
+class Task(ABC):
+    """How targets are learnt. Everything maps under vmap, and nothing reads a tensor back to Python."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the mean loss over what counts, a scalar.
+
+        Args:
+            logits: what the classifier answers, `[samples, classes, ...]`.
+            y: targets, `[samples, ...]`.
+            mask: `[samples]`, false for padding; `None` if no sample is.
+        """
+
+    @abstractmethod
+    def instances(self, z: Tensor, y: Tensor, mask: Tensor) -> Instances:
+        """Return the instances of samples with features `z` and targets `y`."""
+
+    @abstractmethod
+    def class_counts(self, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+        """Return how many instances of each class there are, `[classes]`, int64."""
+
+    @abstractmethod
+    def answer_shape(self, x: Tensor, num_classes: int) -> tuple[int, ...]:
+        """Return the shape of the answers that a network must give to samples `x`."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean cross-entropy over the rows that count: all of them if `mask` is `None`."""
+    if mask is None:
+        return functional.cross_entropy(logits, labels)
+    # Chosen before the loss: a row that does not count must not send NaN back either.
+    logits = torch.where(mask[:, None], logits, torch.zeros_like(logits))
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)
+
+
+def adjusted(logits: Tensor, adjustment: Tensor | None) -> Tensor:
+    """Return logits `[samples, classes, ...]` with what is added to each class's: `[classes]`, or nothing."""
+    return logits if adjustment is None else logits + adjustment.reshape(-1, *[1] * (logits.dim() - 2))
+
+
+TASKS: Registry[type[Task]] = Registry("tasks", {"classification": "fedmate.tasks.classification:Classification"})
+"""The table of tasks. It stands here because a model without another task is given the first one."""
