@@ -2,7 +2,7 @@
 
 Deviations: buffers are averaged without momentum; a round without a valid client leaves the velocity as it was.
 """
-# ruff: noqa: D102 - `Method` says what each function is for
+# ruff: noqa: D102 - `Method` and `PartialSharing` say what each function is for
 
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -11,12 +11,13 @@ from torch import Tensor, add, zeros_like
 
 from fedmate import core
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, Limits, LocalResult, Method, Tree
+from fedmate.core import ClientData, Limits, LocalResult, Tree
+from fedmate.methods.base import PartialSharing
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(Method):
+class FedAvgM(PartialSharing):
     """Federated averaging with momentum at the server."""
 
     citation: ClassVar[str] = """@misc{fedavgm2019, year = {2019}, eprint = {1909.06335}, archiveprefix = {arXiv},
@@ -29,7 +30,7 @@ class FedAvgM(Method):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         params = train_together(self, self.personal_params(client, download), data, key)
-        return self.result_of(params, data)
+        return self.result(params, data)
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         mean = super().aggregate(server, uploads, client_ids, valid)

@@ -33,7 +33,7 @@ class ServerMomentum(Method):
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """Begin at rest."""
-        return {**super().init_server(params, num_clients, key), **self.at_rest(params)}
+        return {**super().init_server(params, num_clients, key), **self.at_rest(params)}  # type: ignore[safe-super]
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Move to the clients' mean, and further."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
 from torch import Tensor
 
-from fedmate.core.data import ClientData, num_samples
+from fedmate.core.data import ClientData
 from fedmate.core.local import SGD
 from fedmate.core.model import Model
 from fedmate.core.options import Limits, check_options, option
@@ -86,8 +86,8 @@ class LocalResult(NamedTuple):
 class Method(ABC):
     """A method of federated learning. Fields are hyper-parameters; `setup` is filled in by the experiment.
 
-    A method is `local_update` and all in which it differs from averaging the `shared` parts by size: by default it is
-    FedAvg, or with fewer parts a method of personal ones.
+    It says what server and clients hold, what crosses, and what both do. `methods/base.py` says most of that for
+    methods that average a model or parts of it.
     """
 
     primary_view: ClassVar[str] = "pre"
@@ -95,9 +95,6 @@ class Method(ABC):
 
     is_global: ClassVar[bool] = False
     """Whether a client's `pre` view is the global model, and so holds the class shares of no client in particular."""
-
-    shared: ClassVar[tuple[str, ...]] = ("extractor", "classifier")
-    """The parts of the model that cross; the others stay with the client, and buffers as the model declares."""
 
     presets: ClassVar[Presets] = {}
 
@@ -117,38 +114,29 @@ class Method(ABC):
         """Return what the user should know before a run, given each client's samples per class."""
         return []
 
+    @abstractmethod
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """Return the server's state before round 0, from the common initial parameters: the shared parts."""
-        return select(params, (*self.shared, "buffers"))
+        """Return the server's state before round 0, from the common initial parameters."""
 
+    @abstractmethod
     def init_client(self, params: Tree, key: Tensor) -> Tree:
-        """Return what a client keeps between rounds, before its first one: the other parts, and buffers."""
-        return select(params, [part for part in MODEL_PARTS if part not in self.shared])
+        """Return what a client keeps between rounds, before its first one."""
 
+    @abstractmethod
     def wire(self, round_number: int) -> Wire:
-        """Return which parts cross in round `round_number` (from 0); the back end drops the others.
+        """Return which parts cross in round `round_number` (from 0); the back end drops the others."""
 
-        The shared parts cross both ways, and the client's size goes up.
-        """
-        parts = frozenset({*self.shared, *self.setup.model.shared_buffers})
-        return Wire(down=parts, up=parts | {"num_samples"})
-
+    @abstractmethod
     def download(self, server: Tree, client_id: Tensor) -> Tree:
         """Return the message to a client; id -1 is a held-out client who was not there at the start."""
-        return select(server, (*self.shared, "buffers"))
 
     @abstractmethod
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train one client for one round."""
 
-    def result_of(self, params: Tree, data: ClientData) -> LocalResult:
-        """Return what a `local_update` gives that has trained a model and does nothing else."""
-        upload = {**select(params, (*self.shared, "buffers")), "num_samples": num_samples(data)}
-        kept = select(params, [part for part in MODEL_PARTS if part not in self.shared])
-        return LocalResult(kept, upload, params, diagnostics={})
-
+    @abstractmethod
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Return the server's next state, by default with the means of what was uploaded, weighted by size.
+        """Return the server's next state.
 
         Args:
             server: its state in this round.
@@ -156,15 +144,16 @@ class Method(ABC):
             client_ids: `[participants]`, in ascending order.
             valid: `[participants]`, false for those that must not count (their rows may hold anything).
         """
-        return mix_by_size(server, uploads, valid)
 
+    @abstractmethod
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """Return the model a client holds after a broadcast: the `pre` view."""
-        return {**client, **download}
 
     def global_params(self, server: Tree) -> Tree | None:
-        """Return the aggregated model, the `global` view, or `None` where parts of it are not shared."""
-        return select(server, MODEL_PARTS) if {"extractor", "classifier"} <= {*self.shared} else None
+        """Return the aggregated model, the `global` view: the server's if it holds a whole one, or `None`."""
+        params = {part: server.get(part, {}) for part in MODEL_PARTS}
+        names = self.setup.model.names
+        return params if all(params[part].keys() == set(names[part]) for part in MODEL_PARTS) else None
 
     def adjustment(self, data: ClientData) -> Tensor | None:
         """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""

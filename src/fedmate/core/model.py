@@ -143,6 +143,11 @@ class Model:
         return module
 
     @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names of its tensors, by part."""
+        return {part: tuple(tensors) for part, tensors in self._initial.items()}
+
+    @property
     def num_parameters(self) -> int:
         """How many numbers are trained, extractor and classifier together."""
         return sum(t.numel() for part in ("extractor", "classifier") for t in self._initial[part].values())

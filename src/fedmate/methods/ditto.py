@@ -23,12 +23,13 @@ from torch import Tensor
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, num_samples, option, select, supervised_loss
+from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, option, select, supervised_loss
+from fedmate.methods.base import SharedServer
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Calibrated):
+class Ditto(Calibrated, SharedServer):
     """Personal models that are drawn to the average model."""
 
     primary_view: ClassVar[str] = "post"
@@ -56,7 +57,7 @@ class Ditto(Calibrated):
         near = proximal_loss(plain, download, self.proximal_weight)
         personal = train_together(self, client["personal_model"], data, key, near)
         kept = {"personal_model": personal, **select(common, ("buffers",))}
-        return LocalResult(kept, {**common, "num_samples": num_samples(data)}, personal, diagnostics={})
+        return LocalResult(kept, self.upload_of(common, data), personal, diagnostics={})
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds its own model."""

@@ -19,11 +19,12 @@ from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import ClientData, Limits, LocalResult, Tree, option
+from fedmate.methods.base import PartialSharing
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Calibrated, ServerMomentum):
+class FedAvg(Calibrated, ServerMomentum, PartialSharing):
     """Federated averaging of the whole model."""
 
     is_global: ClassVar[bool] = True
@@ -38,7 +39,7 @@ class FedAvg(Calibrated, ServerMomentum):
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model."""
         params = train_together(self, self.personal_params(client, download), data, key)
-        return self.result_of(params, data)
+        return self.result(params, data)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received model with its classifier fine-tuned, the other reading of FT-FedAvg."""

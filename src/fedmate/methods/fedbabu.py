@@ -23,13 +23,14 @@ from torch import Tensor
 
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together, tune_classifier
-from fedmate.core import MODEL_PARTS, ClientData, Limits, LocalResult, Model, Presets, Tree, option, select
+from fedmate.core import ClientData, Limits, LocalResult, Model, Presets, Tree, option, select
 from fedmate.errors import UserError
+from fedmate.methods.base import PartialSharing
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(Calibrated):
+class FedBABU(Calibrated, PartialSharing):
     """Federated averaging of the extractor, below a fixed classifier, with fine-tuning before use."""
 
     shared: ClassVar[tuple[str, ...]] = ("extractor",)
@@ -60,17 +61,13 @@ class FedBABU(Calibrated):
         return model
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the common model; its classifier never changes and is never sent."""
-        return params
+        """The server holds the common classifier, too, which never changes and is never sent."""
+        return {**super().init_server(params, num_clients, key), **select(params, ("classifier",))}
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received extractor, the classifier frozen."""
         params = train_together(self, self.personal_params(client, download), data, key, parts=("extractor",))
-        return self.result_of(params, data)
-
-    def global_params(self, server: Tree) -> Tree | None:
-        """The average, with the common classifier."""
-        return select(server, MODEL_PARTS)
+        return self.result(params, data)
 
     def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
         """Fine-tune the whole network."""

@@ -93,6 +93,10 @@ class FedFA(Method):
         weight = params["classifier"]["weight"]
         return {**params, "anchors": initial_anchors(self.setup.num_classes, weight.shape[1], key, weight.dtype)}
 
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its buffers in case they are private."""
+        return select(params, ("buffers",))
+
     def wire(self, round_number: int) -> Wire:
         """Model and anchors cross both ways, and the client's size goes up."""
         parts = frozenset({"extractor", "classifier", "anchors", *self.setup.model.shared_buffers})

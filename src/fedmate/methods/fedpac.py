@@ -94,6 +94,10 @@ class FedPAC(Calibrated, ServerMomentum):
             "diagnostics": {"weights": weight.new_zeros(num_clients, num_clients)},
         }
 
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its buffers in case they are private."""
+        return select(params, ("buffers",))
+
     def wire(self, round_number: int) -> Wire:
         """The model and prototypes cross both ways, statistics of the features go up."""
         parts = frozenset({"extractor", "classifier", "prototypes", *self.setup.model.shared_buffers})

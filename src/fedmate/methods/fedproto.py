@@ -33,7 +33,6 @@ class FedProto(Method):
     """Federated prototypes: personal models that agree on where the classes lie."""
 
     primary_view: ClassVar[str] = "post"
-    shared: ClassVar[tuple[str, ...]] = ()
 
     presets: ClassVar[Presets] = {
         # Of the authors' code; its commands for CIFAR-10 set a weight of 0.1.
@@ -65,6 +64,10 @@ class FedProto(Method):
             "prototypes": weight.new_zeros(classes, weight.shape[1]),
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
         }
+
+    def init_client(self, params: Tree, key: Tensor) -> Tree:
+        """A client keeps its model."""
+        return params
 
     def wire(self, round_number: int) -> Wire:
         """Prototypes cross both ways."""

@@ -18,11 +18,12 @@ from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, option, supervised_loss
+from fedmate.methods.base import PartialSharing
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Calibrated):
+class FedProx(Calibrated, PartialSharing):
     """Federated averaging with a proximal term."""
 
     is_global: ClassVar[bool] = True
@@ -45,4 +46,4 @@ class FedProx(Calibrated):
         plain = supervised_loss(self.setup.model, self.adjustment(data))
         objective = proximal_loss(plain, received, self.proximal_weight)
         params = train_together(self, received, data, key, objective)
-        return self.result_of(params, data)
+        return self.result(params, data)

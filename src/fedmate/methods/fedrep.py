@@ -18,11 +18,12 @@ from torch import Tensor
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, fold, option
+from fedmate.methods.base import PartialSharing
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Calibrated):
+class FedRep(Calibrated, PartialSharing):
     """Federated learning of a shared representation."""
 
     shared: ClassVar[tuple[str, ...]] = ("extractor",)
@@ -47,7 +48,7 @@ class FedRep(Calibrated):
         params, own_key = self.personal_params(client, download), fold(key, "classifier")
         params = tune_classifier(self, params, data, self.classifier_epochs, own_key, self.classifier_learning_rate)
         params = train_together(self, params, data, fold(key, "extractor"), parts=("extractor",))
-        return self.result_of(params, data)
+        return self.result(params, data)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received extractor with the client's classifier tuned to it, as the authors evaluate at the end."""

@@ -38,17 +38,17 @@ from fedmate.core import (
     Tree,
     batches,
     fit,
-    num_samples,
     option,
     select,
     tree_map,
 )
 from fedmate.errors import UserError
+from fedmate.methods.base import SharedServer
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(Calibrated):
+class FedRoD(Calibrated, SharedServer):
     """A balanced generic classifier that is shared, and a personal one added to it."""
 
     citation: ClassVar[str] = "fedrod2022"
@@ -79,10 +79,8 @@ class FedRoD(Calibrated):
             training.optimiser(),
             ("extractor", "classifier", "personal_classifier"),
         )
-        upload = {**select(params, MODEL_PARTS), "num_samples": num_samples(data)}
-        return LocalResult(
-            select(params, ("personal_classifier", "buffers")), upload, _added_up(params), diagnostics={}
-        )
+        kept = select(params, ("personal_classifier", "buffers"))
+        return LocalResult(kept, self.upload_of(params, data), _added_up(params), diagnostics={})
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model, with its personal classifier added to the generic one."""

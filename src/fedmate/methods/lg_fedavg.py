@@ -21,12 +21,13 @@ from torch import Tensor
 
 from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
-from fedmate.core import ClientData, LocalResult, Presets, Tree, Wire, select
+from fedmate.core import ClientData, LocalResult, Presets, Tree
+from fedmate.methods.base import PartialSharing
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Calibrated):
+class LGFedAvg(Calibrated, PartialSharing):
     """Federated averaging of the classifier, on top of personal extractors."""
 
     primary_view: ClassVar[str] = "post"
@@ -40,15 +41,7 @@ class LGFedAvg(Calibrated):
 
     citation: ClassVar[str] = "lgfedavg2020"
 
-    def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds the classifier."""
-        return select(params, ("classifier",))
-
-    def wire(self, round_number: int) -> Wire:
-        """The classifier crosses both ways, and the client's size goes up."""
-        return Wire(down=frozenset({"classifier"}), up=frozenset({"classifier", "num_samples"}))
-
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the own extractor and the received classifier together."""
         params = train_together(self, self.personal_params(client, download), data, key)
-        return self.result_of(params, data)
+        return self.result(params, data)

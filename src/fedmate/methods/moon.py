@@ -38,6 +38,7 @@ from fedmate.core import (
     supervised_loss,
 )
 from fedmate.core.metrics import all_features
+from fedmate.methods.base import SharedServer
 
 PROJECTED = 256
 """The width of the official projection."""
@@ -48,7 +49,7 @@ SHORTEST = 1e-8
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MOON(Calibrated):
+class MOON(Calibrated, SharedServer):
     """Model-contrastive federated learning."""
 
     is_global: ClassVar[bool] = True
@@ -88,7 +89,7 @@ class MOON(Calibrated):
         received = self.personal_params(client, download)
         params = train_together(self, received, data, key, self._objective(client, received, data))
         kept = _state(params, torch.ones_like(client["has_previous"]))
-        return self.result_of(params, data)._replace(client=kept)
+        return LocalResult(kept, self.upload_of(params, data), params, diagnostics={})
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""
