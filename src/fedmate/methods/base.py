@@ -29,7 +29,8 @@ class SharedServer(Method):
     def wire(self, round_number: int) -> Wire:
         """What is shared crosses both ways, and the client's size goes up."""
         buffers = self.setup.model.shared_buffers
-        parts = frozenset(part for part in self._shared_names if part != "buffers" or part in buffers)
+        named = (part for part, names in self._shared_names.items() if names)
+        parts = frozenset(part for part in named if part != "buffers" or part in buffers)
         return Wire(down=parts, up=parts | {"num_samples"} if parts else parts)
 
     def download(self, server: Tree, client_id: Tensor) -> Tree:
@@ -38,7 +39,7 @@ class SharedServer(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average by size what was uploaded."""
-        return mix_by_size(server, uploads, valid) if self._shared_names else server
+        return mix_by_size(server, uploads, valid) if uploads else server
 
     def shared_of(self, params: Tree) -> Tree:
         """Return what is shared of a model."""
@@ -50,11 +51,10 @@ class SharedServer(Method):
 
     @cached_property
     def _shared_names(self) -> dict[str, tuple[str, ...]]:
-        found = {
-            part: tuple(name for name in names if self.shares(part, name))
-            for part, names in self.setup.model.names.items()
-        }
-        return {part: names for part, names in found.items() if names}
+        everything = self.setup.model.names
+        found = {part: tuple(name for name in names if self.shares(part, name)) for part, names in everything.items()}
+        # A network without buffers has the part all the same, without a name in it.
+        return {part: names for part, names in found.items() if names or self.shares(part, "")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class PartialSharing(SharedServer):
         for part in MODEL_PARTS:
             sent = () if part == "buffers" else self._shared_names.get(part, ())
             found[part] = {name: tensor for name, tensor in params[part].items() if name not in sent}
-        return {part: tensors for part, tensors in found.items() if tensors}
+        return {part: tensors for part, tensors in found.items() if tensors or part == "buffers"}
 
     def result(self, params: Tree, data: ClientData) -> LocalResult:
         """Return what a `local_update` gives that has trained a model and does nothing else."""
