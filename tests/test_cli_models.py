@@ -12,7 +12,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate, refuse
 
 import fedmate
-from fedmate.data.digits import Digits
+from fedmate.data.mnist import Digits
 from fedmate.experiment.priors import Calibration
 
 PIXELS = Digits().load(Path()).train.x[:4]

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from fedmate.data.arrays import ArrayLike, Pool, Sites
+from fedmate.data.arrays import Pool, Sites
+from fedmate.data.dataset import ArrayLike
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment import adapt as adapting
 from fedmate.experiment import predict as predicting

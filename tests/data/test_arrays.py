@@ -47,6 +47,9 @@ def test_the_callers_arrays_are_copied(kind: str) -> None:
 def test_classes_are_those_named_or_those_seen_in_either_part() -> None:
     assert Pool(X, [0, 0, 1], X, [3, 0, 0]).arrays.class_names == ("0", "1", "2", "3")
     assert Pool(X, [0, 0, 0], class_names=["a", "b"]).arrays.class_names == ("a", "b")
+    words = Sites([(X, ["cat", "ant", "cat"]), (X[:1], np.array(["bee"], dtype=object))], test=(X[:1], ["emu"])).arrays
+    assert (words.train.y.tolist(), words.class_names) == ([2, 0, 2, 1], ("ant", "bee", "cat", "emu"))
+    assert Pool(X, ["b", "b", "a"], class_names=["b", "a"]).arrays.train.y.tolist() == [0, 0, 1]
 
 
 def test_sites_keep_who_holds_what() -> None:
@@ -78,10 +81,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pool(X[:2], Y), "`x` has the shape [2, 2], `y` [3]; give [samples, ...] and one label"),
     (lambda: Pool(NAN, Y), "`x` is nan at [0, 1]; replace numbers that are not finite."),
     (lambda: Pool(X, [0, 0.5, 1]), "`y` is 0.5 at [1], but labels are whole numbers from 0 to 99999; number the"),
-    (lambda: Pool(X, ["a", "b", "c"]), "`y` holds <U1 values; give an array of numbers."),
+    (lambda: Pool(X, ["a", "b", "c"], X, Y), "`y` holds <U1 values; give whole numbers, or words in every part."),
+    (lambda: Pool(X, ["a", "b", "c"], class_names=["a", "b"]), "`y` holds `c`, which is none of `class_names`; add"),
     (lambda: Pool(X, Y, X), "`test_x` and `test_y` belong together; give both, or neither."),
     (lambda: Pool(X, Y, [[1.0]], [0]), "`test_x` has samples of shape [1], `x` of shape [2]; give"),
-    (lambda: Pool(X, Y, class_names=["a", "b"]), "`class_names` has 2 names, but there is a label 2; name"),
+    (lambda: Pool(X, Y, class_names=["a", "b"]), "`y` is 2 at [2], but labels are whole numbers from 0 to 1"),
     (lambda: Pool(X, [0, 0, 0]), "`y` has 1 classes; there must be 2 to 100,000."),
     (lambda: Sites([], test=(X, Y)), "`clients` is empty; give a pair `(x, y)` for each client."),
     (lambda: Sites([(X, Y), np.array(X)], test=(X, Y)), "`clients[1]` is a ndarray; give a pair"),  # type: ignore[list-item]

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from PIL import Image
 from tests.data.official import png as encoded
 from tests.data.official import put
 
+from fedmate.data.arrays import Npz
 from fedmate.data.dataset import Arrays, Normalisation, Samples
-from fedmate.data.images import Folder, ImageFormat, decode, read_images
+from fedmate.data.images import Folder, decode, read_images
 from fedmate.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -23,7 +25,6 @@ PIXELS: NDArray[np.uint8] = RNG.integers(0, 256, (4, 6, 3), dtype=np.uint8)
 """A picture 6 wide and 4 high."""
 
 GREYS: NDArray[np.uint8] = RNG.integers(0, 256, (4, 6), dtype=np.uint8)
-PLAIN = ImageFormat()
 
 
 def flat(colour: int, side: int = 2) -> bytes:
@@ -33,40 +34,40 @@ def flat(colour: int, side: int = 2) -> bytes:
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF", "GIF"])
 def test_grey_images_have_three_equal_channels_or_one(kind: str) -> None:
     data = encoded(GREYS, kind)
-    np.testing.assert_array_equal(decode(data, PLAIN), np.stack([GREYS] * 3))
-    np.testing.assert_array_equal(decode(data, ImageFormat(grey=True)), GREYS[None])
+    np.testing.assert_array_equal(decode(data), np.stack([GREYS] * 3))
+    np.testing.assert_array_equal(decode(data, grey=True), GREYS[None])
 
 
 def test_colours_become_grey_by_their_brightness() -> None:
     colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]], np.uint8)
     # ITU-R 601: 0.299 red, 0.587 green, 0.114 blue.
-    assert decode(encoded(colours), ImageFormat(grey=True)).tolist() == [[[76, 150, 29, 255]]]
+    assert decode(encoded(colours), grey=True).tolist() == [[[76, 150, 29, 255]]]
 
 
 def test_transparency_is_laid_over_white() -> None:
     pixels = np.array([[[10, 20, 30, 255], [10, 20, 30, 0], [0, 0, 200, 128]]], np.uint8)
     # 128 of 255 parts of the colour, 127 of white.
-    assert decode(encoded(pixels), PLAIN)[:, 0].T.tolist() == [[10, 20, 30], [255, 255, 255], [127, 127, 227]]
+    assert decode(encoded(pixels))[:, 0].T.tolist() == [[10, 20, 30], [255, 255, 255], [127, 127, 227]]
     grey = Image.new("LA", (2, 1))
     grey.putdata([(9, 255), (9, 0)])
-    assert decode(encoded(grey), ImageFormat(grey=True)).tolist() == [[[9, 255]]]
+    assert decode(encoded(grey), grey=True).tolist() == [[[9, 255]]]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_of_sixteen_bits_the_upper_eight_are_used(kind: str) -> None:
     data = encoded(Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16)), kind)
-    np.testing.assert_array_equal(decode(data, ImageFormat(grey=True)), [[[0, 0, 1, 255]]])
-    np.testing.assert_array_equal(decode(data, PLAIN), [[[0, 0, 1, 255]]] * 3)
+    np.testing.assert_array_equal(decode(data, grey=True), [[[0, 0, 1, 255]]])
+    np.testing.assert_array_equal(decode(data), [[[0, 0, 1, 255]]] * 3)
 
 
 def test_the_whole_image_is_stretched() -> None:
     halves = np.zeros((4, 16, 3), np.uint8)
     halves[:, 8:] = 255
-    found = decode(encoded(halves), ImageFormat(4))
+    found = decode(encoded(halves), 4)
     assert found.shape == (3, 4, 4)
     assert found[0, 0, 0] == 0
     assert found[0, 0, 3] == 255
-    np.testing.assert_array_equal(decode(flat(77, 3), ImageFormat(7)), np.full((3, 7, 7), 77))
+    np.testing.assert_array_equal(decode(flat(77, 3), 7), np.full((3, 7, 7), 77))
 
 
 KINDS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -78,7 +79,7 @@ def test_half_an_image_is_refused(kind: str, tmp_path: Path) -> None:
     found = grow(tmp_path, *(f"{kind}/{i}.png" for kind in "ab" for i in range(5)))
     put(tmp_path, {"a/0.png": data[: len(data) // 2]})
     with pytest.raises(UserError, match=r"/a/0.png` cannot be read as an image \("):
-        tree(found, seed=0)
+        tree(found, split_seed=0)
 
 
 def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,8 +96,8 @@ def grow(root: Path, *names: str) -> list[Path]:
     return sorted({(root / name).parent for name in names})
 
 
-def tree(found: list[Path], form: ImageFormat = PLAIN, seed: int | None = None) -> Arrays:
-    return read_images(found, {"a": "one", "b": "two"}, form, seed)
+def tree(found: list[Path], **options: Any) -> Arrays:
+    return read_images(found, {"a": "one", "b": "two"}, **options)
 
 
 def numbers(samples: Samples | None) -> list[int]:
@@ -108,7 +109,7 @@ def test_all_must_have_one_size(tmp_path: Path) -> None:
     found = grow(tmp_path, *(f"{kind}/{i}.png" for kind in "ab" for i in range(5)))
     (tmp_path / "a" / "2.png").write_bytes(encoded(PIXELS))
     with pytest.raises(UserError, match=r"`.*/a/2.png` has 6 x 4 pixels, `.*/a/0.png` 2 x 2; set `dataset.size`"):
-        tree(found, ImageFormat(skip_bad=True), 0)
+        tree(found, skip_bad=True, split_seed=0)
 
 
 def test_damaged_files_are_left_out_whatever_the_damage(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_damaged_files_are_left_out_whatever_the_damage(tmp_path: Path) -> None:
         data = np.frombuffer(sound[i % len(sound)], np.uint8).copy()
         data[RNG.integers(len(data), size=1 + i % 8)] = RNG.integers(256)
         put(tmp_path, {f"{'ab'[i % 2]}/{i:03}.png": data.tobytes()})
-    arrays = tree([tmp_path / "a", tmp_path / "b"], ImageFormat(8, skip_bad=True), 0)
+    arrays = tree([tmp_path / "a", tmp_path / "b"], size=8, skip_bad=True, split_seed=0)
     assert arrays.train.x.shape[1:] == (3, 8, 8)
     assert "Left out as unreadable" in arrays.notes[0]
 
@@ -130,7 +131,7 @@ def test_unreadable_files_are_named_or_left_out(tmp_path: Path) -> None:
         put(tmp_path, {f"train/a/bad{i}.png": b""})
     with pytest.raises(UserError, match=r"^`.*/train/a/bad0.png` cannot be read as an image \(none of .*; repair or"):
         tree(found)
-    arrays = tree(found, ImageFormat(skip_bad=True))
+    arrays = tree(found, skip_bad=True)
     (note,) = arrays.notes
     assert numbers(arrays.train) == list(range(6))
     assert note.startswith("Left out as unreadable: 4 of 16 images (`")
@@ -168,6 +169,12 @@ def test_a_drawn_split_is_a_fifth_of_each_class_and_follows_the_seed(tmp_path: P
     put(own, {"a/99.png": flat(99)})
     for path in (own, tmp_path / "way"):
         assert len(Folder(path=str(path)).load(tmp_path).train.y) == 49
+
+
+def test_a_path_that_is_not_set_says_which_option_to_set(tmp_path: Path) -> None:
+    for dataset, kind in ((Folder(), "folder of your images"), (Npz(), "file of your arrays")):
+        with pytest.raises(UserError, match=rf"`dataset\.path` is not set; set it to the {kind}, such as by `--set"):
+            dataset.find(tmp_path)
 
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -13,8 +13,8 @@ from tests.data.official import Small, idx, pack, pixels, put
 
 from fedmate.core import Augmentation
 from fedmate.data import DATASETS, Arrays
+from fedmate.data.files import PublishedDataset
 from fedmate.data.mnist import Emnist
-from fedmate.data.published import PublishedDataset
 from fedmate.errors import UserError
 
 SMALL = {

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fedmate.core import Augmentation
+from fedmate.data.arrays import Npz
 from fedmate.data.dataset import Arrays
-from fedmate.data.npz import Npz, read_npz
+from fedmate.data.sources import read_numpy
 from fedmate.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -49,15 +50,15 @@ def refused(folder: Path, **arrays: Any) -> str:
 def test_what_is_no_npz_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(UserError, match=r"x.npz` is not a file of numpy's numbers \(.+\); write plain numbers, "):
-        read_npz(tmp_path / "x.npz")
+        read_numpy(tmp_path / "x.npz")
     with pytest.raises(UserError, match=r"y.npz` does not exist"):
-        read_npz(tmp_path / "y.npz")
+        read_numpy(tmp_path / "y.npz")
 
 
 def test_no_pickle_in_a_file_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.array([print], dtype=object))
     with pytest.raises(UserError, match=r"Python objects, which are not read; write plain numbers, and words with"):
-        read_npz(tmp_path / "x.npz")
+        read_numpy(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize(

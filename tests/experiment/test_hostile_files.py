@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedmate
-from fedmate.data import npz
+from fedmate.data import sources
 from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, load_file, resolve
 from fedmate.experiment.prepare import Request, new_runs
@@ -93,7 +93,7 @@ def test_a_named_pipe_is_no_experiment(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_arrays_that_expands_without_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npz, "LARGEST", 2**20)
+    monkeypatch.setattr(sources, "LARGEST", 2**20)
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros(2**22, np.uint8))
     with pytest.raises(UserError, match=r"bomb\.npz` is not a file of .* \(it expands to 4,194,.* bytes\)"):

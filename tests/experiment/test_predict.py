@@ -25,7 +25,7 @@ from fedmate.core.layers import drop_statistics
 from fedmate.core.metrics import CHUNK
 from fedmate.core.tree import digest
 from fedmate.data import Normalisation
-from fedmate.data.digits import NORMALISATION
+from fedmate.data.mnist import Digits
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature
 from fedmate.experiment.inputs import structure
@@ -33,7 +33,7 @@ from fedmate.experiment.predict import PortableModel, load_model
 from fedmate.models import MODELS
 
 ORIGIN = {"method": "fedper", "dataset": "digits", "client": 3, "round": 7, "fedmate": "0.1.0"}
-DIGITS = Signature((1, 8, 8), tuple("abcdefghij"), NORMALISATION, "float32")
+DIGITS = Signature((1, 8, 8), tuple("abcdefghij"), Digits.normalisation, "float32")
 
 
 def make(signature: Signature = DIGITS) -> PortableModel:

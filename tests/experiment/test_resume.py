@@ -21,7 +21,7 @@ from fedmate.core import Tree
 from fedmate.core.options import options_of
 from fedmate.core.tree import digest, unpack
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.data.digits import Digits
+from fedmate.data.mnist import Digits
 from fedmate.errors import UserError
 from fedmate.experiment import prepare
 from fedmate.experiment.build import Built

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedmate.backends.base import Round
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.data.digits import Digits
+from fedmate.data.mnist import Digits
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set

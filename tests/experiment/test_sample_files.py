@@ -51,7 +51,9 @@ WRONG_CSV: dict[str, tuple[bytes, str]] = {
     "infinite": (b"1,1e999\n", "has `1e999` in row 1, column 2; "),
     "short row": (b"1,2\n3\n", "has `` in row 2, column 2; "),
     "long row": (b"a,b\n3,4,5\n", "is not a CSV table (Error tokenizing data. C error: Expected 2 fields in line 2"),
-    "semicolons": (b"1;2\n3;4\n", "has `3;4` in row 2, column 1; write finite numbers with a decimal point and commas"),
+    "semicolons": (b"1;2\n3;4\n", "has ';' between its cells; write commas, and decimal points in numbers."),
+    "one row with semicolons": (b"1.5;2.5\n", "has ';' between its cells; write commas, and"),
+    "tabs": (b"1\t2\n", "has '\\t' between its cells; "),
     "header only": (b"a,b\n", "holds no sample; "),
     "binary": (b"\x93NUMPY\xff\xfe", "is not a CSV table"),
 }

@@ -33,7 +33,7 @@ import torch
 
 from fedmate import cli, storage
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
-from fedmate.data.digits import Digits
+from fedmate.data.mnist import Digits
 from fedmate.experiment import prepare
 from fedmate.experiment.checkpoint import Manifest
 

@@ -6,17 +6,17 @@ from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, conten
 DATASETS: Registry[type[Dataset]] = Registry(
     "datasets",
     {
-        "animal10": "fedmate.data.animal10:Animal10",
-        "cifar10": "fedmate.data.cifar:Cifar10",
-        "cifar100": "fedmate.data.cifar:Cifar100",
-        "cinic10": "fedmate.data.cifar:Cinic10",
-        "digits": "fedmate.data.digits:Digits",
+        "animal10": "fedmate.data.photographs:Animal10",
+        "cifar10": "fedmate.data.photographs:Cifar10",
+        "cifar100": "fedmate.data.photographs:Cifar100",
+        "cinic10": "fedmate.data.photographs:Cinic10",
+        "digits": "fedmate.data.mnist:Digits",
         "emnist": "fedmate.data.mnist:Emnist",
         "fashion_mnist": "fedmate.data.mnist:FashionMnist",
         "folder": "fedmate.data.images:Folder",
         "given": "fedmate.data.arrays:ArrayDataset",
         "mnist": "fedmate.data.mnist:Mnist",
-        "npz": "fedmate.data.npz:Npz",
+        "npz": "fedmate.data.arrays:Npz",
         "sites": "fedmate.data.sites:AtSites",
     },
 )

@@ -1,11 +1,11 @@
-"""A user's own arrays in Python, pooled or already split into clients."""
+"""A user's own arrays: in a file of numpy's, or in Python, pooled or already split into clients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeAlias, final
+from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 import torch
@@ -13,10 +13,70 @@ from numpy.typing import NDArray
 
 from fedmate.core import option
 from fedmate.core.tree import digest
-from fedmate.data.dataset import MOST_CLASSES, OWN_DEFAULTS, Arrays, Dataset, Samples, check_labels, check_names
+from fedmate.data.dataset import (
+    OWN_DEFAULTS,
+    ArrayLike,
+    Arrays,
+    Dataset,
+    Samples,
+    as_array,
+    as_floats,
+    as_numbers,
+    check_pair,
+    label_numbers,
+)
+from fedmate.data.files import FileDataset, own_path, take_pair
+from fedmate.data.sources import read_numpy
 from fedmate.errors import UserError
 
-ArrayLike: TypeAlias = NDArray[Any] | torch.Tensor | Sequence[Any]
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Npz(FileDataset):
+    """Your own arrays in an `.npz` file: images as bytes, or samples of any other numbers."""
+
+    defaults: ClassVar[dict[str, dict[str, Any]]] = OWN_DEFAULTS
+
+    path: str = option(
+        "", "the file, with `train_x`, `train_y` and, if there are any, `test_x`, `test_y`", is_path=True
+    )
+
+    def find(self, folder: Path) -> list[Path]:
+        """Return the file that `path` names."""
+        return [own_path(self.path, "file", "arrays")]
+
+    def read(self, found: Sequence[Path]) -> Arrays:
+        """Read the arrays, and check that they fit each other."""
+        (path,) = found
+        arrays = read_numpy(path)
+        parts = ["train", "test"] if {"test_x", "test_y"} & {*arrays} else ["train"]
+        pairs = [take_pair(path, arrays, part) for part in parts]
+        first, last = pairs[0].x, pairs[-1].x
+        if (first.dtype == np.uint8, first.shape[1:]) != (last.dtype == np.uint8, last.shape[1:]):
+            raise UserError(
+                f"`{path}` has {first.dtype} training samples of shape {list(first.shape[1:])}, but {last.dtype} test "
+                f"samples of shape {list(last.shape[1:])}; give both one type and shape."
+            )
+        given = {f"{path}[{part}_y]": pair.y for part, pair in zip(parts, pairs, strict=True)}
+        named = arrays["class_names"].ravel().tolist() if "class_names" in arrays else None
+        labels, class_names = label_numbers(given, named, f"{path}[class_names]")
+        train, *test = (Samples(pair.x, y) for pair, y in zip(pairs, labels, strict=True))
+        clients, client_names = _number_clients(f"{path}[train_client]", arrays.get("train_client"), len(train.y))
+        return Arrays(train, test[0] if test else None, class_names, clients=clients, client_names=client_names)
+
+
+def _number_clients(
+    name: str, clients: NDArray[Any] | None, samples: int
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the client of each training sample, numbered in the order of their names, and the names."""
+    if clients is None:
+        return None, ()
+    if clients.shape != (samples,):
+        raise UserError(
+            f"`{name}` has the shape {list(clients.shape)} for {samples} samples; give one client for each."
+        )
+    names, numbers = np.unique(clients if clients.dtype.kind == "U" else as_numbers(name, clients), return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
 @final
@@ -42,13 +102,13 @@ class Pool:
 
     Args:
         x: samples `[samples, ...]`, numbers, as the network reads them.
-        y: their labels, whole numbers from 0.
+        y: their labels, whole numbers from 0 or words.
         test_x, test_y: the test split. If left out it is what no client gets, at least a fifth of the samples unless
             `partition.examples` says how many a client gets.
-        class_names: one for each label; the numbers if left out.
+        class_names: one for each label; if left out, the numbers, or the words in alphabetical order.
 
     Example:
-        >>> Pool([[0.0, 1.0], [1.0, 0.0]], [0, 1], class_names=["left", "right"]).arrays.class_names
+        >>> Pool([[0.0, 1.0], [1.0, 0.0]], ["right", "left"]).arrays.class_names
         ('left', 'right')
     """
 
@@ -61,11 +121,14 @@ class Pool:
         *,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        if (test_x is None) != (test_y is None):
+        parts = {"": (x, y)}
+        if test_x is not None and test_y is not None:
+            parts["test_"] = (test_x, test_y)
+        elif test_x is not None or test_y is not None:
             raise UserError("`test_x` and `test_y` belong together; give both, or neither.")
-        test = None if test_x is None or test_y is None else _samples("test_x", test_x, "test_y", test_y)
+        (train, *test), names = _gather(parts, class_names)
         self.client_rows: list[NDArray[np.int64]] | None = None
-        self.arrays = _arrays(_samples("x", x, "y", y), test, class_names)
+        self.arrays = Arrays(train, test[0] if test else None, names)
 
 
 @final
@@ -75,7 +138,7 @@ class Sites:
     Args:
         clients: a pair `(x, y)` for each client, as in `Pool`.
         test: the pair `(x, y)` on which all clients are tested.
-        class_names: one for each label; the numbers if left out.
+        class_names: as in `Pool`.
 
     Example:
         >>> here, there = ([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])
@@ -92,13 +155,33 @@ class Sites:
     ) -> None:
         if not len(clients):
             raise UserError("`clients` is empty; give a pair `(x, y)` for each client.")
-        pairs = [_pair(f"clients[{i}]", pair) for i, pair in enumerate(clients)]
-        for i, pair in enumerate(pairs):
-            _check_shape(f"clients[{i}].x", pair, "clients[0].x", pairs[0])
+        parts = {f"clients[{i}]": pair for i, pair in enumerate(clients)} | {"test": test}
+        for name, pair in parts.items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise UserError(f"`{name}` is a {type(pair).__name__}; give a pair `(x, y)` of samples and labels.")
+        (*pairs, tested), names = _gather({f"{name}.": pair for name, pair in parts.items()}, class_names)
         train = Samples(np.concatenate([pair.x for pair in pairs]), np.concatenate([pair.y for pair in pairs]))
         ends = np.cumsum([len(pair.y) for pair in pairs])
         self.client_rows: list[NDArray[np.int64]] | None = np.split(np.arange(ends[-1], dtype=np.int64), ends[:-1])
-        self.arrays = _arrays(train, _pair("test", test), class_names)
+        self.arrays = Arrays(train, tested, names)
+
+
+def _gather(
+    parts: Mapping[str, tuple[ArrayLike, ArrayLike]], class_names: Sequence[str] | None
+) -> tuple[list[Samples], tuple[str, ...]]:
+    """Return copies of the samples of each part, and the class names; messages call them `PARTx` and `PARTy`."""
+    inputs = {f"{part}x": as_floats(f"{part}x", x) for part, (x, _) in parts.items()}
+    labels = {f"{part}y": as_array(f"{part}y", y) for part, (_, y) in parts.items()}
+    (first_name, first), *_ = inputs.items()
+    for (name, x), (y_name, y) in zip(inputs.items(), labels.items(), strict=True):
+        check_pair(name, x, y_name, y)
+        if x.shape[1:] != first.shape[1:]:
+            raise UserError(
+                f"`{name}` has samples of shape {list(x.shape[1:])}, `{first_name}` of shape {list(first.shape[1:])}; "
+                "give all samples one shape."
+            )
+    numbers, names = label_numbers(labels, class_names)
+    return [Samples(x, y) for x, y in zip(inputs.values(), numbers, strict=True)], names
 
 
 def fingerprint(data: Pool | Sites) -> str:
@@ -110,66 +193,3 @@ def fingerprint(data: Pool | Sites) -> str:
     if data.client_rows is not None:
         tensors["sizes"] = np.array([len(rows) for rows in data.client_rows])
     return digest({name: torch.from_numpy(array) for name, array in tensors.items()}, "\n".join(arrays.class_names))
-
-
-def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
-    """Return values as an array of finite numbers, or raise `UserError`; messages call them `name`."""
-    if isinstance(values, torch.Tensor):
-        tensor = values.detach().cpu()
-        # numpy has no bfloat16.
-        values = (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
-    if np.ma.is_masked(values):
-        raise UserError(f"`{name}` has masked values, which numpy would read as numbers; fill them or leave them out.")
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
-    finite = np.isfinite(array)
-    if not finite.all():
-        place = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace numbers that are not finite.")
-    return array
-
-
-def check_pair(x_name: str, x: NDArray[Any], y_name: str, y: NDArray[Any]) -> None:
-    """Raise `UserError` unless samples have an axis of their own, and one label each; messages call them by name."""
-    if x.ndim < 2 or not x.size or y.shape != x.shape[:1]:
-        raise UserError(
-            f"`{x_name}` has the shape {list(x.shape)}, `{y_name}` {list(y.shape)}; give [samples, ...] and one label "
-            "for each sample, at least one."
-        )
-
-
-def _pair(name: str, pair: tuple[ArrayLike, ArrayLike]) -> Samples:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UserError(f"`{name}` is a {type(pair).__name__}; give a pair `(x, y)` of samples and labels.")
-    return _samples(f"{name}.x", pair[0], f"{name}.y", pair[1])
-
-
-def _samples(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike) -> Samples:
-    inputs, labels = as_numbers(x_name, x), as_numbers(y_name, y)
-    check_pair(x_name, inputs, y_name, labels)
-    # A copy: the caller may change its arrays later.
-    kind = np.float64 if inputs.dtype == np.float64 else np.float32
-    return Samples(np.array(inputs, kind, order="C"), check_labels(y_name, labels, MOST_CLASSES))
-
-
-def _check_shape(name: str, samples: Samples, first_name: str, first: Samples) -> None:
-    shape, expected = list(samples.x.shape[1:]), list(first.x.shape[1:])
-    if shape != expected:
-        raise UserError(
-            f"`{name}` has samples of shape {shape}, `{first_name}` of shape {expected}; give all samples one shape."
-        )
-
-
-def _arrays(train: Samples, test: Samples | None, class_names: Sequence[str] | None) -> Arrays:
-    if test is not None:
-        _check_shape("test_x", test, "x", train)
-    largest = max(int(part.y.max()) for part in (train, test) if part is not None)
-    names = tuple(map(str, range(largest + 1))) if class_names is None else tuple(map(str, class_names))
-    if largest >= len(names):
-        raise UserError(f"`class_names` has {len(names)} names, but there is a label {largest}; name every class.")
-    check_names("y" if class_names is None else "class_names", names)
-    return Arrays(train, test, names)

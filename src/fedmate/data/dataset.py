@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from fedmate.core import Augmentation, Limits, Source, option
 from fedmate.core.options import check_options
 from fedmate.data.sources import RemoteFile
 from fedmate.errors import UserError
+
+ArrayLike: TypeAlias = NDArray[Any] | torch.Tensor | Sequence[Any]
 
 CHUNK = 1000
 """Samples that are hashed at once, so that a memory-mapped file is never in memory as a whole."""
@@ -167,10 +169,82 @@ def hold_back(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np
     return chosen
 
 
+def as_array(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Return values as an array of numbers or words, or raise `UserError`; messages call them `name`."""
+    if isinstance(values, torch.Tensor):
+        tensor = values.detach().cpu()
+        # numpy has no bfloat16.
+        values = (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+    if np.ma.is_masked(values):
+        raise UserError(f"`{name}` has masked values, which numpy would read as numbers; fill them or leave them out.")
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UserError(f"`{name}` has rows of unequal length; give an array of numbers.") from None
+    # Words in a table of pandas are objects.
+    is_words = array.dtype == object and all(isinstance(value, str) for value in array.flat)
+    return array.astype(str) if is_words else array
+
+
+def as_numbers(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Return values as an array of finite numbers, or raise `UserError`; messages call them `name`."""
+    array = as_array(name, values)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"`{name}` holds {array.dtype} values; give an array of numbers.")
+    finite = np.isfinite(array)
+    if not finite.all():
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise UserError(f"`{name}` is {array[place]} at {list(place)}; replace numbers that are not finite.")
+    return array
+
+
+def as_floats(name: str, values: ArrayLike) -> NDArray[Any]:
+    """Return a copy of finite numbers in double precision if they have it, otherwise in single precision."""
+    numbers = as_numbers(name, values)
+    is_double = numbers.dtype.kind == "f" and numbers.dtype.itemsize >= 8
+    return np.array(numbers, np.float64 if is_double else np.float32, order="C")
+
+
+def check_pair(x_name: str, x: NDArray[Any], y_name: str, y: NDArray[Any]) -> None:
+    """Raise `UserError` unless samples have an axis of their own, and one label each; messages call them by name."""
+    if x.ndim < 2 or not x.size or y.shape != x.shape[:1]:
+        raise UserError(
+            f"`{x_name}` has the shape {list(x.shape)}, `{y_name}` {list(y.shape)}; give [samples, ...] and one label "
+            "for each sample, at least one."
+        )
+
+
+def label_numbers(
+    parts: Mapping[str, NDArray[Any]], class_names: Sequence[Any] | None, called: str = "class_names"
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """Return labels, whole numbers from 0 or words, as numbers, and the names of the classes.
+
+    Args:
+        parts: the labels by the name that messages call them.
+        class_names: one for each label; if left out, the numbers, or the words in alphabetical order.
+        called: the name that messages call `class_names`.
+    """
+    names = () if class_names is None else tuple(map(str, class_names))
+    if all(labels.dtype.kind == "U" for labels in parts.values()):
+        words = {name: labels.tolist() for name, labels in parts.items()}
+        names = names or tuple(sorted({word for values in words.values() for word in values}))
+        numbers = {word: number for number, word in enumerate(names)}
+        for name, values in words.items():
+            unknown = next((word for word in values if word not in numbers), None)
+            if unknown is not None:
+                raise UserError(f"`{name}` holds `{unknown}`, which is none of `class_names`; add it.")
+        found = [np.array([numbers[word] for word in values], dtype=np.int64) for values in words.values()]
+    else:
+        found = [check_labels(name, labels, len(names) or MOST_CLASSES) for name, labels in parts.items()]
+        names = names or tuple(map(str, range(1 + max(int(labels.max()) for labels in found))))
+    check_names(next(iter(parts)) if class_names is None else called, names)
+    return found, names
+
+
 def check_labels(name: str, labels: NDArray[Any], num_classes: int, first: int = 0) -> NDArray[np.int64]:
     """Return labels, of which the first class has the number `first`, from 0, or raise `UserError`."""
     if labels.dtype.kind not in "biuf":
-        raise UserError(f"`{name}` holds {labels.dtype} values; give one whole number for each sample.")
+        raise UserError(f"`{name}` holds {labels.dtype} values; give whole numbers, or words in every part.")
     last = first + num_classes - 1
     wrong = np.flatnonzero(~((labels >= first) & (labels <= last) & (labels == np.floor(labels))))
     if len(wrong):

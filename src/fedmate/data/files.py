@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,26 @@ from safetensors.numpy import save
 
 from fedmate import storage
 from fedmate.core import Augmentation
-from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, crop_option, flip_option
-from fedmate.data.sources import files_in, user_folder
+from fedmate.data.dataset import (
+    Arrays,
+    Dataset,
+    Normalisation,
+    Samples,
+    as_floats,
+    check_pair,
+    content_digest,
+    crop_option,
+    flip_option,
+    label_numbers,
+)
+from fedmate.data.sources import expand, files_in, read_numpy, user_folder
 from fedmate.errors import UserError
 
-FORMAT = 3
+FORMAT = 4
 """The version of the cache."""
+
+CHANNELS = (1, 3)
+"""The lengths of an axis that is taken for channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +58,6 @@ class FileDataset(Dataset):
     flip: bool = flip_option()
 
     @abstractmethod
-    def find(self, folder: Path) -> list[Path]:
-        """Return the files and folders to read, or raise `UserError` if some are missing."""
-
-    @abstractmethod
     def read(self, found: Sequence[Path]) -> Arrays:
         """Read the files that `find` returned, or raise `UserError`."""
 
@@ -61,20 +71,20 @@ class FileDataset(Dataset):
         """Crops and flips."""
         return Augmentation(self.crop, self.flip)
 
-    def load(self, folder: Path) -> Arrays:
-        """Return the arrays, from the cache if it fits the files."""
-        # A shared folder may not be writable.
-        return self.load_through(folder, [folder, user_folder()])
+    def load(self, folder: Path, caches: Sequence[Path] | None = None) -> Arrays:
+        """Return the arrays, from the cache if it fits the files.
 
-    def load_through(self, folder: Path, caches: Sequence[Path]) -> Arrays:
-        """Return the arrays; the cache is in the first of the folders `caches` that has it or can be written to."""
+        The cache is in the first of the folders `caches` that has it or can be written to. By default these are the
+        folder of data sets and the user's own.
+        """
         found = self.find(folder)
         options = {name: getattr(self, name) for name in self.reading}
         # Files of one name may lie in several places.
         identity = json.dumps([type(self).__name__, options, [str(path.absolute()) for path in found]])
         name = f"{type(self).__name__.lower()}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.safetensors"
         signature = sign(found)
-        places = [place / "cached" / name for place in caches]
+        # A shared folder may not be writable.
+        places = [place / "cached" / name for place in ((folder, user_folder()) if caches is None else caches)]
         arrays = next(filter(None, (read_cache(place, signature) for place in places)), None)
         if arrays is None:
             arrays = self.read(found)
@@ -98,6 +108,107 @@ class FileDataset(Dataset):
         return arrays._replace(normalisation=self.normalisation if is_bytes else Normalisation())
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublishedDataset(FileDataset):
+    """A published data set of images, in its own files or in a prepared one.
+
+    A prepared file `NAME.npz` holds images as bytes, `train_x` and `test_x`, and their labels, `train_y` and `test_y`.
+    """
+
+    name: ClassVar[str]
+    """Its name in an experiment."""
+
+    @property
+    @abstractmethod
+    def class_names(self) -> tuple[str, ...]:
+        """One for each label."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+
+    @abstractmethod
+    def candidates(self, folder: Path) -> list[list[Path]]:
+        """Return sets of published files, each of which is enough."""
+
+    @abstractmethod
+    def read_published(self, found: Sequence[Path]) -> Arrays:
+        """Read one of these sets."""
+
+    def find(self, folder: Path) -> list[Path]:
+        """Return the first set of files that is complete."""
+        candidates = [*self.candidates(folder), [folder / f"{self.name}.npz"]]
+        lacking = [[path for path in paths if not path.exists()] for paths in candidates]
+        if [] in lacking:
+            return candidates[lacking.index([])]
+        torn = next((gap[0] for paths, gap in zip(candidates, lacking, strict=True) if len(gap) < len(paths)), None)
+        if torn is not None:
+            raise UserError(
+                f"`dataset.name` is `{self.name}`, but of its files `{torn}` is missing; complete them, or get them "
+                f"with `fedmate data {self.name}`."
+            )
+        forms = " or ".join(dict.fromkeys(f"`{paths[0].relative_to(folder).parts[0]}`" for paths in candidates))
+        raise UserError(
+            f"`dataset.name` is `{self.name}`, but `{folder}` has no {forms}; get it with `fedmate data {self.name}`, "
+            "or name the folder that has it with `--data-dir` or `FEDMATE_DATA`."
+        )
+
+    def read(self, found: Sequence[Path]) -> Arrays:
+        """Read the published files or the prepared one."""
+        (path, *_) = found
+        if path.suffix != ".npz":
+            return self.read_published(found)
+        arrays = read_numpy(path)
+        pairs = {part: take_pair(path, arrays, part) for part in ("train", "test")}
+        for part, (x, _) in pairs.items():
+            if x.dtype != np.uint8 or x.shape[1:] != self.shape:
+                raise UserError(
+                    f"`{path}[{part}_x]` has {x.dtype} images of shape {list(x.shape[1:])}; prepare images of bytes "
+                    f"(uint8) of shape {list(self.shape)}."
+                )
+        given = {f"{path}[{part}_y]": y for part, (_, y) in pairs.items()}
+        (train_y, test_y), names = label_numbers(given, self.class_names)
+        return Arrays(Samples(pairs["train"].x, train_y), Samples(pairs["test"].x, test_y), names)
+
+
+def paper_settings(network: str, learning_rate: float | None = None, **partition: Any) -> dict[str, dict[str, Any]]:
+    """Return the paper's settings; its learning rate is 0.02 if left out, its clients have 600 samples."""
+    training = {} if learning_rate is None else {"training": {"learning_rate": learning_rate}}
+    return {"partition": {"name": "share", "examples": 600, **partition}, "model": {"name": network}, **training}
+
+
+def own_path(path: str, kind: str, content: str) -> Path:
+    """Return the file or folder, by its `kind`, of a user's own data, or raise `UserError`."""
+    if not path:
+        raise UserError(
+            f"`dataset.path` is not set; set it to the {kind} of your {content}, such as by `--set dataset.path=PATH`."
+        )
+    found = expand(path)
+    if not (found.is_file() if kind == "file" else found.is_dir()):
+        raise UserError(f"`dataset.path` is `{path}`, which is no {kind}; name the {kind} of your {content}.")
+    return found
+
+
+def take_pair(path: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> Samples:
+    """Return samples of `train` or `test` in a file, and their labels as they are, or raise `UserError`.
+
+    Bytes are images, and get channels first; other numbers become floating-point numbers.
+    """
+    wanted = (f"{part}_x", f"{part}_y")
+    lacking = next((name for name in wanted if name not in arrays), None)
+    if lacking is not None:
+        held = ", ".join(f"`{name}`" for name in arrays if name) or "no named array"
+        raise UserError(f"`{path}` has no `{lacking}`, but {held}; write {', '.join(f'`{name}`' for name in wanted)}.")
+    x, y = (arrays[name] for name in wanted)
+    check_pair(f"{path}[{part}_x]", x, f"{path}[{part}_y]", y)
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return Samples(as_floats(f"{path}[{part}_x]", x), y)
+    if x.ndim == 3:
+        return Samples(x[:, None], y)
+    return Samples(np.moveaxis(x, 3, 1) if x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS else x, y)
+
+
 def sign(paths: Sequence[Path]) -> str:
     """Return a digest of names, sizes and times of files, and of all files in folders."""
     found = hashlib.sha256()
@@ -115,14 +226,7 @@ def write_cache(path: Path, arrays: Arrays, signature: str) -> None:
         parts |= {"test_x": arrays.test.x, "test_y": arrays.test.y}
     if arrays.clients is not None:
         parts["clients"] = arrays.clients
-    about = {
-        "format": FORMAT,
-        "signature": signature,
-        "digest": arrays.digest,
-        "class_names": arrays.class_names,
-        "client_names": arrays.client_names,
-        "notes": arrays.notes,
-    }
+    about = [FORMAT, signature, arrays.digest, arrays.class_names, arrays.client_names, arrays.notes]
     content = save({key: np.ascontiguousarray(part) for key, part in parts.items()}, {"fedmate": json.dumps(about)})
     storage.make_folder(path.parent)
     storage.replace(path, content, is_shared=True)
@@ -133,19 +237,19 @@ def read_cache(path: Path, signature: str) -> Arrays | None:
     try:
         # Tensors of torch are mapped, those of numpy would be copied.
         with safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["fedmate"])
-            if about["format"] != FORMAT or about["signature"] != signature:
+            version, signed, digest, class_names, client_names, notes = json.loads(file.metadata()["fedmate"])
+            if (version, signed) != (FORMAT, signature):
                 return None
             parts = {key: file.get_tensor(key).numpy() for key in file.keys()}  # noqa: SIM118
         arrays = Arrays(
             train=Samples(parts["train_x"], parts["train_y"]),
             test=Samples(parts["test_x"], parts["test_y"]) if "test_x" in parts else None,
-            class_names=tuple(about["class_names"]),
+            class_names=tuple(class_names),
             clients=parts.get("clients"),
-            client_names=tuple(about["client_names"]),
-            notes=tuple(about["notes"]),
-            digest=about["digest"],
+            client_names=tuple(client_names),
+            notes=tuple(notes),
+            digest=digest,
         )
-        return arrays if content_digest(arrays) == about["digest"] else None
+        return arrays if content_digest(arrays) == digest else None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None

@@ -12,19 +12,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.core import Limits, option
 from fedmate.data.dataset import OWN_DEFAULTS, Arrays, Samples, hold_back
-from fedmate.data.files import FileDataset
-from fedmate.data.sources import expand, files_in, read_members, unreadable
+from fedmate.data.files import FileDataset, own_path
+from fedmate.data.sources import files_in, read_members, unreadable
 from fedmate.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -35,18 +32,6 @@ NAMED = 3
 """How many of the unreadable files a warning names."""
 
 
-class ImageFormat(NamedTuple):
-    """How files become arrays.
-
-    All must have one size if `size` is left out. Without `resize` images of another size are unreadable.
-    """
-
-    size: int | None = None
-    resize: bool = True
-    grey: bool = False
-    skip_bad: bool = False
-
-
 def is_image(name: str) -> bool:
     """Whether a path of slashes names an image that is not hidden.
 
@@ -54,36 +39,45 @@ def is_image(name: str) -> bool:
         >>> [is_image(name) for name in ("cat/Tom 1.JPEG", "cat/._1.png", ".trash/1.png", "cat/list.txt")]
         [True, False, False, False]
     """
-    is_hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
-    return name.lower().endswith(SUFFIXES) and not is_hidden
+    return name.lower().endswith(SUFFIXES) and not any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def read_images(
-    found: Sequence[Path], classes: Mapping[str, str], form: ImageFormat, split_seed: int | None = None
+    found: Sequence[Path],
+    classes: Mapping[str, str],
+    *,
+    size: int | None = None,
+    grey: bool = False,
+    skip_bad: bool = False,
+    split_seed: int | None = None,
 ) -> Arrays:
     """Read the images of some folders or of an archive, ordered by class and name, or raise `UserError`.
 
     Args:
         found: the folders, or the archive.
         classes: the folder of each class and its name; images elsewhere are skipped.
-        form: how files become arrays.
+        size: to which images are stretched; if left out, all must have one size.
+        grey: whether they get one channel instead of three.
+        skip_bad: whether unreadable files are left out.
         split_seed: draws a fifth of each class as the test split; if left out, the folders lie in `train` and `test`.
     """
     try:
-        import PIL.Image  # noqa: F401
+        from PIL import UnidentifiedImageError
     except ImportError:
         raise UserError("Images are read with Pillow, which is missing; run `pip install 'fedmate[images]'`.") from None
-    class_names, labels = tuple(classes.values()), {folder: label for label, folder in enumerate(classes)}
+    labels = {folder: label for label, folder in enumerate(classes)}
     images, bad = list[tuple[bool, int, str, NDArray[np.uint8]]](), list[str]()
     for path, data in _files(found, labels, is_split=split_seed is None):
         try:
-            image = decode(data, form)
+            image = decode(data, size, grey)
         # Decoders of broken files raise almost anything.
         except Exception as error:
-            if not form.skip_bad:
+            if not skip_bad:
+                unknown = isinstance(error, UnidentifiedImageError)
+                reason = f"none of {', '.join(FORMATS)}" if unknown else str(error) or type(error).__name__
                 raise UserError(
-                    f"`{path}` cannot be read as an image ({_reason(error)}); repair or remove it, or set "
-                    "`dataset.skip_bad` to leave such files out."
+                    f"`{path}` cannot be read as an image ({reason}); repair or remove it, or set `dataset.skip_bad` "
+                    "to leave such files out."
                 ) from None
             bad.append(str(path))
         else:
@@ -93,11 +87,11 @@ def read_images(
     test, y = np.array([image[0] for image in images], np.bool_), np.array([image[1] for image in images], np.int64)
     if split_seed is not None and len(y):
         test[hold_back(y, np.random.default_rng([split_seed, *b"split"]))] = True
-    notes = _check(found, y[~test], y[test], class_names)
+    notes = _check_classes(os.path.commonpath(found), y[~test], y[test], tuple(classes.values()))
     if bad:
         names = ", ".join(f"`{name}`" for name in sorted(bad)[:NAMED])
         more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-        notes = [f"Left out as unreadable: {len(bad)} of {len(bad) + len(y)} images ({names}{more}).", *notes]
+        notes = (f"Left out as unreadable: {len(bad)} of {len(bad) + len(y)} images ({names}{more}).", *notes)
     shape = images[0][3].shape
     other = next((image for image in images if image[3].shape != shape), None)
     if other is not None:
@@ -106,7 +100,7 @@ def read_images(
             f"{shape[1]}; set `dataset.size` to stretch all images to one size."
         )
     parts = [Samples(np.stack([images[row][3] for row in np.flatnonzero(rows)]), y[rows]) for rows in (~test, test)]
-    return Arrays(parts[0], parts[1], class_names, notes=tuple(notes))
+    return Arrays(parts[0], parts[1], tuple(classes.values()), notes=notes)
 
 
 def _files(found: Sequence[Path], labels: Mapping[str, int], is_split: bool) -> Iterator[tuple[PurePosixPath, bytes]]:
@@ -120,11 +114,10 @@ def _files(found: Sequence[Path], labels: Mapping[str, int], is_split: bool) -> 
         yield from ((PurePosixPath(top.as_posix(), name), data) for name, data in read_members(top, is_wanted))
 
 
-def _check(
-    found: Sequence[Path], train: NDArray[np.int64], test: NDArray[np.int64], class_names: tuple[str, ...]
-) -> list[str]:
+def _check_classes(
+    source: str, train: NDArray[np.int64], test: NDArray[np.int64], class_names: Sequence[str]
+) -> tuple[str, ...]:
     """Return warnings about missing images, or raise `UserError` where labels leave nothing to train or test on."""
-    source = os.path.commonpath(found)
     counts = np.bincount(train, minlength=len(class_names))
     if not counts.all():
         absent = class_names[int(counts.argmin())]
@@ -132,18 +125,10 @@ def _check(
     if not len(test):
         raise UserError(f"`{source}` has {len(train)} images, but none to test on; add more.")
     untested = [f"`{name}`" for label, name in enumerate(class_names) if label not in test]
-    return [f"There is no image to test on of {', '.join(untested)}."] if untested else []
+    return (f"There is no image to test on of {', '.join(untested)}.",) if untested else ()
 
 
-def _reason(error: Exception) -> str:
-    from PIL import UnidentifiedImageError
-
-    if isinstance(error, UnidentifiedImageError):
-        return f"none of {', '.join(FORMATS)}"
-    return str(error) or type(error).__name__
-
-
-def decode(data: bytes, form: ImageFormat) -> NDArray[np.uint8]:
+def decode(data: bytes, size: int | None = None, grey: bool = False) -> NDArray[np.uint8]:
     """Return an image's bytes `[channels, height, width]`; bytes that are no usable image raise almost anything."""
     from PIL import Image
 
@@ -151,25 +136,18 @@ def decode(data: bytes, form: ImageFormat) -> NDArray[np.uint8]:
         warnings.simplefilter("ignore")
         # Pillow only warns of what may be a decompression bomb, and refuses twice that size.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return _pixels(image, form)
-
-
-def _pixels(image: Image.Image, form: ImageFormat) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError("32 bits for a pixel; save it with 8 or 16")
-    if "A" in image.getbands() or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("RGB").convert("L" if form.grey else "RGB")
-    if form.size is not None and image.size != (form.size, form.size):
-        if not form.resize:
-            raise ValueError(f"{image.width} x {image.height} pixels instead of {form.size} x {form.size}")
-        image = image.resize((form.size, form.size), Image.Resampling.BILINEAR)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            image: Image.Image = opened
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode in ("I", "F"):
+                raise ValueError("32 bits for a pixel; save it with 8 or 16")
+            if "A" in image.getbands() or "transparency" in image.info:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+            image = image.convert("RGB").convert("L" if grey else "RGB")
+    if size is not None and image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1))
 
 
@@ -198,9 +176,7 @@ class Folder(FileDataset):
 
     def find(self, folder: Path) -> list[Path]:
         """Return the folders of the classes, below the folder that `path` names."""
-        root = expand("dataset.path", self.path)
-        if not self.path or not root.is_dir():
-            raise UserError(f"`dataset.path` is `{self.path}`, which is no folder; name the folder of your images.")
+        root = own_path(self.path, "folder", "images")
         parts = [root / "train", root / "test"]
         if not all(part.is_dir() for part in parts):
             return _class_folders(root, at_least=2)
@@ -219,10 +195,11 @@ class Folder(FileDataset):
                     f"`{path}` has images in further folders, such as `{deep}`; put images directly into "
                     "the folder of their class."
                 )
-        is_split = len({path.parent for path in found}) > 1
-        form = ImageFormat(self.size, grey=self.grey, skip_bad=self.skip_bad)
         names = sorted({path.name for path in found})
-        return read_images(found, dict(zip(names, names, strict=True)), form, None if is_split else self.split_seed)
+        is_split = len({path.parent for path in found}) > 1
+        options = {key: getattr(self, key) for key in ("size", "grey", "skip_bad")}
+        classes = dict(zip(names, names, strict=True))
+        return read_images(found, classes, **options, split_seed=None if is_split else self.split_seed)
 
 
 def _class_folders(root: Path, at_least: int) -> list[Path]:

@@ -1,6 +1,6 @@
-"""MNIST (LeCun et al., 1998), Fashion-MNIST (Xiao et al., 2017) and EMNIST (Cohen et al., 2017), read from idx files.
+"""MNIST (LeCun et al., 1998) and its relatives: Fashion-MNIST (Xiao et al., 2017), EMNIST (Cohen et al., 2017), Digits.
 
-An idx file has its type and number of axes, their lengths, then the numbers, which are bytes here.
+All but Digits are in idx files: the type and number of axes, their lengths, then the numbers, which are bytes here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmate.core import option
-from fedmate.data.dataset import Arrays, Normalisation, Samples, check_labels
-from fedmate.data.published import PublishedDataset, paper_settings
+from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, check_labels
+from fedmate.data.files import PublishedDataset, paper_settings
 from fedmate.data.sources import RemoteFile, damaged, read_all
 from fedmate.errors import UserError
 
@@ -58,6 +58,8 @@ class _IdxDataset(PublishedDataset):
 
     folders: ClassVar[tuple[str, ...]]
     """Where the files may lie; the second folder is torchvision's."""
+    is_turned: ClassVar[bool] = False
+    """Whether the files hold rows and columns exchanged."""
 
     shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)
     # The constants of MNIST, which are customary for its relatives, too.
@@ -90,6 +92,7 @@ class _IdxDataset(PublishedDataset):
                 f"`{images[0]}` has the shape {list(x.shape)} and `{labels[0]}` {list(y.shape)}, expected [images, 28, "
                 "28] and [images]; check whether they are the right files."
             )
+        x = x.swapaxes(1, 2) if self.is_turned else x
         return Samples(x[:, None], check_labels(labels[0], y, len(self.class_names), self.first_label))
 
 
@@ -169,6 +172,7 @@ class Emnist(_IdxDataset):
     )
 
     name: ClassVar[str] = "emnist"
+    is_turned: ClassVar[bool] = True
     folders: ClassVar[tuple[str, ...]] = ("emnist", "EMNIST/raw")
     downloads: ClassVar[tuple[RemoteFile, ...]] = (
         RemoteFile(
@@ -218,19 +222,24 @@ class Emnist(_IdxDataset):
         """Return the four idx files and the archive."""
         return [*super().candidates(folder), *([folder / place / "gzip.zip"] for place in (*self.folders, "."))]
 
-    def read_published(self, found: Sequence[Path]) -> Arrays:
-        """Read images, of which the files hold rows and columns exchanged."""
-        arrays = super().read_published(found)
-        train, test = (Samples(part.x.swapaxes(2, 3), part.y) for part in (arrays.train, arrays.test) if part)
-        return Arrays(train, test, self.class_names)
 
-    def read(self, found: Sequence[Path]) -> Arrays:
-        """Refuse a prepared file of another split, whose labels would name other characters."""
-        arrays = super().read(found)
-        classes, expected = int(arrays.train.y.max()) + 1, len(self.class_names)
-        if classes < expected:
-            raise UserError(
-                f"`dataset.split` is `{self.split}` with {expected} classes, but `{found[0]}` has {classes}; set "
-                "`dataset.split` to that of the file."
-            )
-        return arrays
+@final
+@dataclass(frozen=True, kw_only=True)
+class Digits(Dataset):
+    """Digits: 1,797 handwritten digits, 8 x 8 pixels."""
+
+    # The test part of Alpaydin and Kaynak, 1998, is part of scikit-learn, so nothing is downloaded.
+    citation: ClassVar[str] = "digits1998"
+    # Pixels go from 0 to 16.
+    normalisation: ClassVar[Normalisation] = Normalisation(mean=(4.884,), std=(6.017,))
+    # There is no official split. Few samples for each client: the rest is the test split.
+    defaults: ClassVar[dict[str, dict[str, Any]]] = {"partition": {"examples": 40}, "model": {"name": "digits_cnn"}}
+
+    def load(self, folder: Path) -> Arrays:
+        """Read the digits from scikit-learn."""
+        # Imported here because it takes as long as everything else.
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        samples = Samples(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.int64))
+        return Arrays(samples, None, tuple("0123456789"), self.normalisation)

@@ -62,26 +62,6 @@ class AtSites(Dataset):
 
     def stand_ins(self) -> Arrays:
         """Return one training and one test sample of zeros, so that the server knows shapes, or raise `UserError`."""
-        self._check()
-        zero = Samples(np.zeros((1, *self.shape), np.uint8), np.zeros(1, np.int64))
-        return Arrays(zero, zero, self.classes, self.normalisation)
-
-    def check_site(self, arrays: Arrays) -> None:
-        """Raise `UserError` if a site's samples have another shape or type than is declared."""
-        shape = arrays.train.x.shape[1:]
-        if shape != self.shape:
-            hint = " (of images, `data.size` and `data.grey` say how they are read)" if len(shape) == 3 else ""
-            raise UserError(
-                f"its samples have the shape {list(shape)}, those of the experiment {list(self.shape)}; give them "
-                f"that shape{hint}."
-            )
-        if self.is_of_bytes and arrays.train.x.dtype != np.uint8:
-            raise UserError(
-                f"its images hold {arrays.train.x.dtype} values, but the experiment takes bytes, 0 to 255; store them "
-                "as uint8, or let the experiment declare `mean` and `std`."
-            )
-
-    def _check(self) -> None:
         check_names("dataset.classes", self.classes)
         if not self.shape or min(self.shape) < 1:
             raise UserError(
@@ -99,3 +79,20 @@ class AtSites(Dataset):
         if any(self.augmentation) and len(self.shape) != 3:
             name = "crop" if self.crop else "flip"
             raise UserError(f"`dataset.{name}` is for images, but `dataset.shape` is {list(self.shape)}; leave it out.")
+        zero = Samples(np.zeros((1, *self.shape), np.uint8), np.zeros(1, np.int64))
+        return Arrays(zero, zero, self.classes, self.normalisation)
+
+    def check_site(self, arrays: Arrays) -> None:
+        """Raise `UserError` if a site's samples have another shape or type than is declared."""
+        shape = arrays.train.x.shape[1:]
+        if shape != self.shape:
+            hint = " (of images, `data.size` and `data.grey` say how they are read)" if len(shape) == 3 else ""
+            raise UserError(
+                f"its samples have the shape {list(shape)}, those of the experiment {list(self.shape)}; give them "
+                f"that shape{hint}."
+            )
+        if self.is_of_bytes and arrays.train.x.dtype != np.uint8:
+            raise UserError(
+                f"its images hold {arrays.train.x.dtype} values, but the experiment takes bytes, 0 to 255; store them "
+                "as uint8, or let the experiment declare `mean` and `std`."
+            )

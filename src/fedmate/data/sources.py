@@ -12,12 +12,18 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedmate.errors import UserError
 
 VARIABLE = "FEDMATE_DATA"
 """The environment variable that names the folder of data sets."""
+
+LARGEST, MOST_GROWTH = 2**30, 100
+"""A compressed file that has over so many bytes when it is read, and grows by this factor, is meant to fill memory."""
 
 
 class RemoteFile(NamedTuple):
@@ -38,7 +44,7 @@ def data_folder(chosen: Path | None = None) -> Path:
     name, named = ("--data-dir", chosen) if chosen is not None else (VARIABLE, os.environ.get(VARIABLE))
     if not named:
         return user_folder()
-    folder = expand(name, named)
+    folder = expand(named)
     if not folder.is_dir():
         found = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"`{name}` is `{folder}`, which {found}; make it, or name the folder that holds the data sets.")
@@ -52,12 +58,9 @@ def user_folder() -> Path:
     return user_cache_path("fedmate", appauthor=False, opinion=False)
 
 
-def expand(name: str, path: str | Path) -> Path:
-    """Return a path with a leading `~` expanded; messages call it `name`."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise UserError(f"`{name}` is `{path}`, but there is no such home folder; write the path out.") from None
+def expand(path: str | Path) -> Path:
+    """Return a path with a leading `~` expanded, if there is such a home folder."""
+    return Path(os.path.expanduser(path))
 
 
 def download(files: Sequence[RemoteFile], folder: Path) -> None:
@@ -115,13 +118,33 @@ def read_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
         return
     try:
         yield from (_read_zip if zipfile.is_zipfile(path) else _read_tar)(path, wanted)
-    except UserError:
-        raise
     # Readers of archives raise almost anything on damaged bytes, also `OSError` without a number.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from None
         raise damaged(path, str(error) or type(error).__name__) from None
+
+
+def _read_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(path) as archive:
+        while (member := archive.next()) is not None:
+            # tarfile keeps a list of all members, of which there may be hundreds of thousands.
+            archive.members.clear()  # type: ignore[attr-defined]
+            name = str(PurePosixPath(member.name))
+            content = archive.extractfile(member) if member.isreg() and wanted(name) else None
+            if content is not None:
+                yield name, content.read()
+        # The checksum of a compressed archive stands at its end.
+        while archive.fileobj is not None and archive.fileobj.read(2**20):
+            pass
+
+
+def _read_zip(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            name = str(PurePosixPath(member.filename))
+            if not member.is_dir() and wanted(name):
+                yield name, archive.read(member)
 
 
 def read_all(found: Sequence[Path], members: Sequence[str]) -> list[tuple[str, bytes]]:
@@ -133,6 +156,31 @@ def read_all(found: Sequence[Path], members: Sequence[str]) -> list[tuple[str, b
     if lacking is not None:
         raise damaged(found[0], f"it has no `{lacking}`")
     return [(f"{found[0]}/{name}", content[name]) for name in members]
+
+
+def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file of numpy by name, or raise `UserError`; the one of an `.npy` file has the name ""."""
+    try:
+        # Opened here: numpy leaves a damaged file open.
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return {"": found}
+            size = sum(info.file_size for info in found.zip.infolist())
+            if size > max(LARGEST, MOST_GROWTH * path.stat().st_size):
+                raise ValueError(f"it expands to {size:,} bytes")
+            return {name: found[name] for name in found.files}
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(path, error) from None
+        kind = "save" if path.suffix.lower() == ".npy" else "savez"
+        advice = f"write plain numbers, and words with `.astype(str)`, with `numpy.{kind}`"
+        if str(error).startswith("Object arrays"):
+            raise UserError(f"`{path}` holds Python objects, which are not read; {advice}.") from None
+        # numpy takes any unknown content for pickled objects, and recommends to read them.
+        unknown = "allow_pickle" in str(error) or not str(error)
+        reason = "unknown content" if unknown else str(error).partition("\n")[0][:200]
+        raise UserError(f"`{path}` is not a file of numpy's numbers ({reason}); {advice}.") from None
 
 
 def files_in(folder: Path) -> list[tuple[str, Path]]:
@@ -164,25 +212,3 @@ def damaged(path: Path | str, reason: str) -> UserError:
     """Return the message for a file whose content is wrong."""
     reason = " ".join(reason.split())[:200]
     return UserError(f"`{path}` is damaged or not complete ({reason}); delete it and download it again.")
-
-
-def _read_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(path) as archive:
-        while (member := archive.next()) is not None:
-            # tarfile keeps a list of all members, of which there may be hundreds of thousands.
-            archive.members.clear()  # type: ignore[attr-defined]
-            name = str(PurePosixPath(member.name))
-            content = archive.extractfile(member) if member.isreg() and wanted(name) else None
-            if content is not None:
-                yield name, content.read()
-        # The checksum of a compressed archive stands at its end.
-        while archive.fileobj is not None and archive.fileobj.read(2**20):
-            pass
-
-
-def _read_zip(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            name = str(PurePosixPath(member.filename))
-            if not member.is_dir() and wanted(name):
-                yield name, archive.read(member)

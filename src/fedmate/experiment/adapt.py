@@ -17,8 +17,9 @@ from fedmate.backends.base import View, initial_held_out_client, one_thread, wel
 from fedmate.backends.client import accuracies, adapt_client
 from fedmate.core import fold, unmapped
 from fedmate.data import Samples, hold_back
-from fedmate.data.arrays import Pool, as_numbers
-from fedmate.data.npz import read_npz
+from fedmate.data.arrays import Pool
+from fedmate.data.dataset import as_numbers
+from fedmate.data.sources import read_numpy
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import Signature
 from fedmate.experiment.checkpoint import Restored, read_steadily
@@ -180,7 +181,7 @@ def _from_pool(pool: Pool) -> list[Part]:
 
 
 def _from_npz(path: Path) -> list[Part]:
-    arrays = read_npz(path)
+    arrays = read_numpy(path)
     pairs = [("train_x", "train_y") if {"train_x", "train_y"} & {*arrays} else ("x", "y")]
     if {"test_x", "test_y"} & {*arrays}:
         pairs.append(("test_x", "test_y"))

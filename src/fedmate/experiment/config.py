@@ -344,5 +344,5 @@ def _typed(section: str, cls: type, values: Values, source: str, of: str = "") -
             raise UserError(f"`{place}` in {source} is not an option{of}; {hint}")
         checked[key] = check_type(place, cls, key, value, source)
         if checked[key] and known[key].metadata["path"]:
-            checked[key] = str(expand(place, checked[key]).absolute())
+            checked[key] = str(expand(checked[key]).absolute())
     return checked

@@ -25,7 +25,7 @@ from fedmate.core import Augmentation
 from fedmate.core.metrics import CHUNK
 from fedmate.core.tree import DamagedError, pack, unpack
 from fedmate.data import Normalisation
-from fedmate.data.arrays import ArrayLike, as_numbers
+from fedmate.data.dataset import ArrayLike, as_numbers
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, make_method
 from fedmate.experiment.config import ConfigSource, resolve

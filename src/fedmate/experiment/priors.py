@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmate.components.prior_calibration import estimate_prior, prior_adjustment
-from fedmate.data.arrays import ArrayLike, as_numbers
+from fedmate.data.dataset import ArrayLike, as_numbers
 from fedmate.errors import UserError, nearest
 
 Prior: TypeAlias = str | ArrayLike

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmate.data.arrays import as_numbers
-from fedmate.data.npz import read_numpy
-from fedmate.data.sources import unreadable
+from fedmate.data.dataset import as_numbers
+from fedmate.data.sources import read_numpy, unreadable
 from fedmate.errors import UserError
 
 LABEL = "label"
@@ -24,10 +23,7 @@ def read_array(path: Path) -> NDArray[Any]:
         return read_csv(path)[0]
     if path.suffix.lower() not in (".npy", ".npz"):
         raise UserError(f"`{path}` is not a file of samples; give a `.npy`, `.npz` or `.csv` file.")
-    try:
-        arrays = read_numpy(path)
-    except OSError as error:
-        raise unreadable(path, error) from None
+    arrays = read_numpy(path)
     # numpy's reader goes by the content of a file; the array of an `.npy` file has no name.
     names = list(arrays) if len(arrays) == 1 else [name for name in ("x", "test_x") if name in arrays]
     if not names:
@@ -55,6 +51,9 @@ def read_csv(path: Path, *, labelled: bool = False) -> tuple[NDArray[np.float64]
         raise UserError(f"`{path}` is not a CSV table ({reason}); give all rows one length.") from None
     cells = frame.to_numpy(dtype=object)
     first = [cell.strip() for cell in cells[0]]
+    separator = next((mark for mark in (";", "\t") if mark in first[0]), None)
+    if len(first) == 1 and separator:
+        raise UserError(f"`{path}` has {separator!r} between its cells; write commas, and decimal points in numbers.")
     numbers = frame.apply(pandas.to_numeric, errors="coerce").to_numpy(np.float64)
     counts = len(first) > 2 and len(cells) > 1 and first == [str(i) for i in range(len(first))]
     has_header = bool(np.isnan(numbers[0]).all()) or counts or (labelled and LABEL in first)

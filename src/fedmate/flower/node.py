@@ -142,7 +142,7 @@ def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], t
         )
     else:
         data, test = federation.clients[number], federation.test
-        state = expand("state", str(node_config["state"])) if "state" in node_config else default_state()
+        state = expand(str(node_config["state"])) if "state" in node_config else default_state()
         make_private(state)
     counts = plan.method.setup.class_counts(data).tolist()
 
@@ -174,7 +174,7 @@ def _own(plan: Plan, node_config: Mapping[str, Any]) -> tuple[ClientData, Client
             "the data of this experiment lies with sites, but the node config has no `site`; name its file."
         )
     try:
-        site = read_site(expand("site", str(node_config["site"])))
+        site = read_site(expand(str(node_config["site"])))
         return *load_data(site, plan.experiment), site.state
     except Exception as error:
         # Any text about the data may reveal something of it.
@@ -183,4 +183,4 @@ def _own(plan: Plan, node_config: Mapping[str, Any]) -> tuple[ClientData, Client
 
 def default_state() -> Path:
     """Return the folder for states where none is named."""
-    return expand(VARIABLE, os.environ.get(VARIABLE) or DEFAULT)
+    return expand(os.environ.get(VARIABLE) or DEFAULT)

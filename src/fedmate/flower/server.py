@@ -45,7 +45,7 @@ def conduct(run_config: Mapping[str, Any], folder: Path, connect: Connect, conso
     """Do what `serve` does, wherever clients are; an error is printed as a sentence, and Flower's run fails."""
     try:
         request, out = request_of(run_config, folder), run_config["out"]
-        place = expand("out", out).absolute() if out else None
+        place = expand(out).absolute() if out else None
         with resumed_runs(request, place) if place is not None and place.exists() else new_runs(request, place) as jobs:
             (job,) = jobs
             _run(job._replace(folder=job.folder.absolute()), connect, console)

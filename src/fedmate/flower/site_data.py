@@ -63,7 +63,7 @@ def read_site(path: Path) -> SiteFile:
         names = data.get("class_names", [])
         if not isinstance(names, list) or len({*map(str, names)}) < len(names):
             raise UserError(f"`data.class_names` is {names!r}; give a list with a different name for each label.")
-        state = path.parent / expand("state", str(values.get("state", "state")))
+        state = path.parent / expand(str(values.get("state", "state")))
         return SiteFile(path, state, _loader(path, data), tuple(map(str, names)))
 
 
@@ -78,7 +78,7 @@ def _loader(path: Path, data: dict[str, Any]) -> Section:
         raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
     for key, field in options_of(DATASETS[name]).items():
         if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
-            values[key] = str(path.parent / expand(f"data.{key}", values[key]))
+            values[key] = str(path.parent / expand(values[key]))
     return resolve([ConfigSource("its `[data]`", {"dataset": {**values, "name": name}})]).dataset
 
 
@@ -108,7 +108,7 @@ def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> t
             make_private(site.state)
         if isinstance(loader, FileDataset):
             # The cache lies in `state`, which only the site may read.
-            arrays = loader.load_through(data_folder(), [site.state] if keep else [])
+            arrays = loader.load(data_folder(), [site.state] if keep else [])
         else:
             arrays = loader.load(data_folder())
         declared.check_site(arrays)

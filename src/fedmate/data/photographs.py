@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), read from the binary archives, unpacked or not, and CINIC-10."""
+"""Published photographs: CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), CINIC-10 and Animals-10."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from fedmate.core import option
+from fedmate.core import Limits, option
 from fedmate.data.dataset import Arrays, Normalisation, Samples, check_labels, crop_option, flip_option
-from fedmate.data.images import ImageFormat, read_images
-from fedmate.data.published import PublishedDataset, paper_settings
+from fedmate.data.files import PublishedDataset, paper_settings
+from fedmate.data.images import read_images
 from fedmate.data.sources import RemoteFile, damaged, read_all
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -28,10 +28,24 @@ willow_tree wolf woman worm
 """
 CIFAR100_CLASSES = tuple(_NAMES.split())
 
+ANIMALS = {
+    "cane": "dog",
+    "cavallo": "horse",
+    "elefante": "elephant",
+    "farfalla": "butterfly",
+    "gallina": "chicken",
+    "gatto": "cat",
+    "mucca": "cow",
+    "pecora": "sheep",
+    "ragno": "spider",
+    "scoiattolo": "squirrel",
+}
+"""The published folders of Animals-10 and the names of their classes."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Photographs(PublishedDataset):
-    """The common part: photographs of 32 x 32 pixels, with crops and flips."""
+class _Small(PublishedDataset):
+    """The common part of CIFAR and CINIC-10: 32 x 32 pixels, with crops and flips."""
 
     shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
 
@@ -40,7 +54,7 @@ class _Photographs(PublishedDataset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cifar(_Photographs):
+class _Cifar(_Small):
     """The common part: each binary batch has rows of label bytes, the last of which counts, and an image."""
 
     members: ClassVar[tuple[str, ...]]
@@ -118,7 +132,7 @@ class Cifar100(_Cifar):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Cinic10(_Photographs):
+class Cinic10(_Small):
     """CINIC-10: ten classes of photographs, 32 x 32 pixels, 4.5 times as many as in CIFAR-10."""
 
     # Darlow et al., 2018: CIFAR-10 and downsampled ImageNet. The folder `valid` is not used.
@@ -151,5 +165,47 @@ class Cinic10(_Photographs):
 
     def read_published(self, found: Sequence[Path]) -> Arrays:
         """Read all images."""
-        form = ImageFormat(32, resize=False, skip_bad=self.skip_bad)
-        return read_images(found, {kind: kind for kind in CIFAR10_CLASSES}, form)
+        return read_images(found, {kind: kind for kind in CIFAR10_CLASSES}, size=32, skip_bad=self.skip_bad)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Animal10(PublishedDataset):
+    """Animals-10: photographs of ten kinds of animals from the web."""
+
+    # By Corrado Alessio: 26,000 of all sizes, stretched to squares. There is no official split: a fifth of each class
+    # is the test split. A prepared file is split already.
+    name: ClassVar[str] = "animal10"
+    class_names: ClassVar[tuple[str, ...]] = tuple(ANIMALS.values())
+    published: ClassVar[tuple[int, int]] = (20_943, 5_236)
+    # Of ImageNet.
+    normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("animals_cnn", 0.01, share=20.0)
+    instructions: ClassVar[tuple[str, ...]] = (
+        "Sign in at https://www.kaggle.com: an account is needed, and free.",
+        "Open https://www.kaggle.com/datasets/alessiocorrado99/animals10 and download the data set.",
+        "Put the archive, packed as it is, into `{folder}`; its name is `archive.zip` or `animals10.zip`.",
+        "Or unpack it, so that `{folder}/animal10/raw-img/cane` and nine other folders hold the images.",
+    )
+    reading: ClassVar[tuple[str, ...]] = ("size", "skip_bad", "split_seed")
+    citation: ClassVar[str] = "animals10"
+
+    flip: bool = flip_option(True)
+    size: int = option(32, "pixels on each side, to which images are stretched", Limits(at_least=1, at_most=4096))
+    skip_bad: bool = option(False, "leave out images that cannot be read")
+    split_seed: int = option(0, "seed of the random test split, a fifth of each class", Limits(at_least=0))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return (3, self.size, self.size)
+
+    def candidates(self, folder: Path) -> list[list[Path]]:
+        """Return the folders of the classes and the archive."""
+        tops = [folder / "animal10", folder / "animals10", folder / "animals-10", folder]
+        trees = [[root / kind for kind in ANIMALS] for top in tops for root in (top / "raw-img", top)]
+        return [*trees, [folder / "animals10.zip"], [folder / "archive.zip"]]
+
+    def read_published(self, found: Sequence[Path]) -> Arrays:
+        """Read all images."""
+        return read_images(found, ANIMALS, **{key: getattr(self, key) for key in self.reading})
