@@ -20,7 +20,9 @@ import json
 import re
 import shlex
 import tomllib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -44,16 +46,10 @@ VIEWS = ("pre", "post", "global")
 GROWING = ("rounds.csv", "metrics.jsonl")
 """The files that grow from round to round."""
 
-TOTALS = ("rounds", "clients", "bytes_up", "bytes_down", "seconds")
-"""The numbers of a summary that tables show beside accuracies."""
-
 
 @final
 class Record:
     """A run's record, read from its folder whenever it is asked; the run may be finished, stopped or going on.
-
-    Args:
-        folder: the run's folder.
 
     Example:
         >>> import fedmate, tempfile
@@ -67,7 +63,6 @@ class Record:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        """Look at a folder, or raise `UserError` if it holds no record."""
         self.folder = Path(folder)
         if not (self.folder / "config.toml").is_file():
             hint = "it is not a run's folder" if self.folder.exists() else "it does not exist"
@@ -127,12 +122,7 @@ class Record:
         return tensors
 
     def accuracy(self, view: str | None = None, test: str | None = None) -> float | None:
-        """Return the mean over clients in the last round, in percent; by default of the primary view.
-
-        Args:
-            view: the method's own, if left out.
-            test: `balanced` or `own`; if left out `balanced`, but `own` where data lies with sites.
-        """
+        """Return the mean over clients in the last round, in percent; by default of the primary view and test."""
         summary = self.summary
         test = test or summary["headline"].get("test", "balanced")
         views, view = summary["accuracy"], view or summary["headline"]["view"]
@@ -144,14 +134,13 @@ class Record:
         return figure
 
     def __repr__(self) -> str:
-        """Say what it is and how it ended."""
         config = self.config
         what = f"{config['method']['name']} on {config['dataset']['name']}, {config['rounds']} rounds"
         if not self.finished:
             return f"Record({str(self.folder)!r}: {what}, not finished)"
-        headline, diverged = self.summary["headline"], self.summary.get("diverged_in_round")
-        figure = "diverged" if headline["mean"] is None else f"{headline['view']} {headline['mean']:.2f} %"
-        if headline["mean"] is not None and diverged is not None:
+        primary, diverged = self.summary["headline"], self.summary.get("diverged_in_round")
+        figure = "diverged" if primary["mean"] is None else f"{primary['view']} {primary['mean']:.2f} %"
+        if primary["mean"] is not None and diverged is not None:
             figure += f", diverged in round {diverged}"
         return f"Record({str(self.folder)!r}: {what}, {figure})"
 
@@ -162,7 +151,7 @@ class Record:
             text = path.read_bytes().decode() if default is None or path.exists() else default
             return parse(text)
         except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"`{path}` cannot be read ({_reason(error)}); put it back from a copy.") from None
+            raise _unreadable(path, error) from None
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -172,34 +161,28 @@ def runs_of(folder: Path) -> list[Path]:
         return [folder]
     try:
         names = json.loads(listing.read_bytes())["runs"]
-        if not isinstance(names, list) or not names or len(names) != len({*names}):
+        if not names or len(names) != len({*names}):
             raise ValueError("it names no run, or one twice")
         return [folder / Path(name).name for name in names]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = _reason(error) if isinstance(error, OSError | ValueError) else "it names no runs"
-        raise UserError(f"`{listing}` cannot be read ({reason}); put it back from a copy.") from None
+        raise _unreadable(listing, error) from None
 
 
-def _reason(error: Exception) -> str:
-    """Return the reason that a file cannot be read, without its name."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+def _unreadable(path: Path, error: Exception) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    reason = "it is not text" if isinstance(error, UnicodeDecodeError) else reason
+    return UserError(f"`{path}` cannot be read ({reason}); put it back from a copy.")
 
 
 def _parse_summary(text: str) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(text)
     try:
-        views = [*summary["accuracy"].values(), *summary.get("newcomers", {"accuracy": {}})["accuracy"].values()]
-        figures = [tests[test]["mean"] for tests in views if tests is not None for test in TESTS]
-        figures += [summary["headline"]["mean"], *(summary.get(key) for key in TOTALS)]
-        if summary["headline"]["view"] in summary["accuracy"] and all(
-            isinstance(f, int | float | None) for f in figures
-        ):
-            return summary
+        # What readers take for granted.
+        _ = summary["headline"]["view"], summary["headline"]["mean"]
+        _ = [tests[test]["mean"] for tests in summary["accuracy"].values() if tests is not None for test in TESTS]
     except (KeyError, TypeError, AttributeError):
-        pass
-    raise ValueError("it is not a summary")
+        raise ValueError("it is not a summary") from None
+    return summary
 
 
 def whole_lines(text: str) -> list[str]:
@@ -216,23 +199,15 @@ def _parse_csv(text: str) -> list[dict[str, Any]]:
 
 
 def _parse_cell(cell: str) -> int | float | str | None:
-    if not cell:
-        return None
     for read in (int, float):
-        try:
+        with suppress(ValueError):
             return read(cell)
-        except ValueError:
-            pass
-    return cell
+    return cell or None
 
 
 @final
 class Recorder:
-    """A run's folder being written.
-
-    Args:
-        folder: of a run that `begin` began; `rewind` says from where to go on.
-    """
+    """A run's folder being written: one that `begin` began; `rewind` says from where to go on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -286,22 +261,24 @@ class Recorder:
 
     def rewind(self, round_number: int, files: Mapping[str, Mapping[str, Any]]) -> None:
         """Go back to where the growing files were like this: drop torn lines and what came after a round."""
-        diagnostics = self.folder / "diagnostics"
-        if diagnostics.exists() and not diagnostics.is_dir():
-            raise UserError(f"`{diagnostics}` is in the way, it has to be a folder; move it, then continue.")
-        empty, found = Recorder(self.folder).files(), {name: self._content(name) for name in GROWING}
-        for name, content in found.items():
+        empty, found = Recorder(self.folder).files(), dict[str, bytes]()
+        for name in GROWING:
+            path = self.folder / name
+            try:
+                content = found[name] = path.read_bytes() if path.exists() else b""
+            except OSError as error:
+                raise _unreadable(path, error) from None
             size, digest = files.get(name, empty[name]).values()
             self._sizes[name], self._digests[name] = size, hashlib.sha256(content[:size])
             if self._digests[name].hexdigest() != digest:
                 raise UserError(
-                    f"`{self.folder / name}` is damaged: it does not begin with the {size} bytes that it had when the "
+                    f"`{path}` is damaged: it does not begin with the {size} bytes that it had when the "
                     "checkpoint was made; put it back from a copy, or start a new run."
                 )
         for name, content in found.items():
             if len(content) > self._sizes[name]:
                 storage.truncate(self.folder / name, self._sizes[name])
-        for path in diagnostics.glob("*"):
+        for path in (self.folder / "diagnostics").glob("*"):
             number = re.fullmatch(r"round_(\d{6,})\.safetensors", path.name)
             if number and int(number[1]) > round_number:
                 storage.remove(path)
@@ -309,13 +286,11 @@ class Recorder:
     def note_environment(self, round_number: int, now: Mapping[str, Any]) -> list[str]:
         """Add what has changed in the environment since the run began, if anything, and return the names."""
         written = Record(self.folder).environment
-        last = dict(written)
-        for entry in written.get("resumed", []):
-            last |= entry
+        resumed = written.get("resumed", [])
+        last = ChainMap(*reversed(resumed), written)
         changed = {key: value for key, value in now.items() if last.get(key) != value}
         if changed:
-            entry = {"round": round_number, **changed}
-            written["resumed"] = [*written.get("resumed", []), entry]
+            written["resumed"] = [*resumed, {"round": round_number, **changed}]
             storage.replace(self.folder / "environment.json", _to_json(written))
         return sorted(changed)
 
@@ -323,15 +298,6 @@ class Recorder:
         storage.append(self.folder / name, data)
         self._digests[name].update(data)
         self._sizes[name] += len(data)
-
-    def _content(self, name: str) -> bytes:
-        try:
-            return (self.folder / name).read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            path = self.folder / name
-            raise UserError(f"`{path}` cannot be read ({error.strerror}); put it back from a copy.") from None
 
 
 def _to_json(values: Mapping[str, Any]) -> bytes:
