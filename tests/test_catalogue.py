@@ -81,7 +81,7 @@ LINES = {
     "fedrep": "shares extractor; keeps classifier; 106,400 numbers down, 106,400 up",
     "fedmate": (
         "shares extractor, classifier, prototypes; keeps classifier, discriminators, extractor (in 2 of 200 rounds); "
-        "108,970 numbers down, 108,970 up (each 2,570 in 2 of 200 rounds)"
+        "108,970 numbers down, 108,970 up (2,570 in 2 of 200 rounds)"
     ),
 }
 

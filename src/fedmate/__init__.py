@@ -13,11 +13,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmate.api import adapt, compare, export, load, load_model, predict, run
+    from fedmate.api import compare, export, load, predict, run
     from fedmate.data.arrays import Pool, Sites
     from fedmate.errors import DivergedError, FedmateError, NoteWarning, UserError
-    from fedmate.experiment.adapt import Adaptation
-    from fedmate.experiment.predict import PortableModel, Predictions
+    from fedmate.experiment.adapt import Adaptation, adapt
+    from fedmate.experiment.predict import PortableModel, Predictions, load_model
     from fedmate.experiment.record import Record
 
 __version__ = "0.1.0"
@@ -44,23 +44,16 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Adaptation": "fedmate.experiment.adapt",
-    "DivergedError": "fedmate.errors",
-    "FedmateError": "fedmate.errors",
-    "NoteWarning": "fedmate.errors",
-    "Pool": "fedmate.data.arrays",
-    "PortableModel": "fedmate.experiment.predict",
-    "Predictions": "fedmate.experiment.predict",
-    "Record": "fedmate.experiment.record",
-    "Sites": "fedmate.data.arrays",
-    "UserError": "fedmate.errors",
-    "adapt": "fedmate.api",
-    "compare": "fedmate.api",
-    "export": "fedmate.api",
-    "load": "fedmate.api",
-    "load_model": "fedmate.api",
-    "predict": "fedmate.api",
-    "run": "fedmate.api",
+    name: f"fedmate.{module}"
+    for module, names in {
+        "api": "compare export load predict run",
+        "data.arrays": "Pool Sites",
+        "errors": "DivergedError FedmateError NoteWarning UserError",
+        "experiment.adapt": "Adaptation adapt",
+        "experiment.predict": "PortableModel Predictions load_model",
+        "experiment.record": "Record",
+    }.items()
+    for name in names.split()
 }
 
 

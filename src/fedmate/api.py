@@ -13,13 +13,10 @@ from torch import nn
 from fedmate.data.arrays import Pool, Sites
 from fedmate.data.dataset import ArrayLike
 from fedmate.errors import DivergedError, UserError
-from fedmate.experiment import adapt as adapting
-from fedmate.experiment import predict as predicting
-from fedmate.experiment.adapt import Adaptation
 from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.inputs import UserInputs
-from fedmate.experiment.predict import PortableModel, Predictions, check_target
+from fedmate.experiment.predict import PortableModel, Predictions, check_target, load_model
 from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
@@ -136,6 +133,8 @@ def export(
         >>> _ = run(method="fedavg", set={"rounds": 1, "partition.clients": 3}, out=folder + "/run")
         >>> export(folder + "/run", client=2, to=folder + "/model.safetensors")
         PortableModel(digits_cnn: fedavg on digits, client 2, round 1)
+        >>> load_model(folder + "/model.safetensors").signature.input_shape
+        (1, 8, 8)
         >>> predict(folder + "/model.safetensors", [0.0] * 64).probabilities.shape
         (1, 10)
     """
@@ -148,24 +147,6 @@ def export(
     if to is not None:
         exported.save(Path(to))
     return exported
-
-
-def load_model(path: str | Path, *, model: nn.Module | None = None) -> PortableModel:
-    """Read a model that `export` wrote; nothing in the file is executed.
-
-    Args:
-        path: the file, `.safetensors`.
-        model: the layers of a network that came from Python; they are copied.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> _ = run(method="local", set={"rounds": 1, "partition.clients": 2}, out=folder + "/run")
-        >>> _ = export(folder + "/run", client=0, to=folder + "/model.safetensors")
-        >>> load_model(folder + "/model.safetensors").signature.input_shape
-        (1, 8, 8)
-    """
-    return predicting.load_model(path, model)
 
 
 def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, prior: Prior | None = None) -> Predictions:
@@ -186,36 +167,8 @@ def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, pri
         (2, (2, 10))
     """
     if not isinstance(model, PortableModel):
-        model = predicting.load_model(model)
+        model = load_model(model)
     return model.predict(x, prior)
-
-
-def adapt(
-    folder: str | Path, data: Pool | str | Path, *, to: str | Path | None = None, model: nn.Module | None = None
-) -> Adaptation:
-    """Let an unseen client adapt a run's model, as `fedmate adapt` does.
-
-    It receives the broadcast, trains once on its own samples, and is tested before and after that.
-
-    Args:
-        folder: the run's; it may be going on.
-        data: the client's samples, before they are normalised: a `Pool`, or the path of an `.npz` file (`train_x`,
-            `train_y`) or a `.csv` file (a row per sample, its class in the column `label`). Labels are the run's
-            numbers or names of classes. Without a test part (`test_x`, `test_y`) a fifth of the samples is held back.
-        to: a new file for the adapted model, `.safetensors` or `.pt2`.
-        model: the network of a run on your own.
-
-    Example:
-        >>> import tempfile
-        >>> record = run(method="fedavg", set={"rounds": 1, "partition.clients": 2}, out=tempfile.mkdtemp() + "/run")
-        >>> found = adapt(record.folder, Pool([[0.0] * 64, [16.0] * 64] * 5, [3, 8] * 5))
-        >>> found.samples
-        {'train': {'3': 4, '8': 4}, 'test': {'3': 1, '8': 1}}
-        >>> found.model.origin["client"], sorted(found.accuracy["after"])
-        ('newcomer', ['balanced', 'own'])
-    """
-    samples = data if isinstance(data, Pool) else Path(data)
-    return adapting.adapt(Path(folder), samples, None if to is None else Path(to), model)
 
 
 def _run(

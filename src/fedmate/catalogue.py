@@ -135,9 +135,8 @@ class Costs(NamedTuple):
         shares = [part if len(ways) == 2 else f"{part} ({min(ways)})" for part, ways in self.shares.items()]
         keeps = [part if n == ROUNDS else f"{part} (in {n} of {ROUNDS} rounds)" for part, n in self.keeps.items()]
         (down, _), (up, _) = self.down.most_common(1)[0], self.up.most_common(1)[0]
-        odd = [f"{way} {text}" for way, text in (("down", _unusual(self.down)), ("up", _unusual(self.up))) if text]
-        if odd and _unusual(self.down) == _unusual(self.up):
-            odd = [f"each {_unusual(self.up)}"]
+        others = (*self.down.most_common()[1:], *self.up.most_common()[1:])
+        odd = dict.fromkeys(f"{numbers:,} in {rounds} of {ROUNDS} rounds" for numbers, rounds in others)
         return (
             f"shares {', '.join(shares) or 'nothing'}; keeps {', '.join(keeps) or 'nothing'}; "
             f"{down:,} numbers down, {up:,} up" + (f" ({', '.join(odd)})" if odd else "")
@@ -182,14 +181,6 @@ def costs_of(cls: type[Method]) -> Costs:
 
 def _equal(a: Tree, b: Tree) -> bool:
     return all(torch.equal(left, right) for left, right in zip(leaves(a), leaves(b), strict=True))
-
-
-def _unusual(crossed: Counter[int]) -> str:
-    """Describe the rounds in which other numbers cross than usual, if any."""
-    others = crossed.most_common()[1:]
-    if len(others) > 1:
-        return f"{sum(numbers * rounds for numbers, rounds in crossed.items()) / ROUNDS:,.0f} on average"
-    return "".join(f"{numbers:,} in {rounds} of {ROUNDS} rounds" for numbers, rounds in others)
 
 
 def bibliography(folders: Sequence[Path]) -> Iterator[str]:

@@ -51,20 +51,12 @@ class StoppedError(FedmateError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the known word closest to `name`, or all of them."""
     names = sorted(known)
-    close = closest(name, names)
-    if close is not None:
-        return f"did you mean `{close}`?"
-    return f"known are {', '.join(f'`{other}`' for other in names)}." if names else "none exist."
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known word closest to `name`, or `None` if none is close."""
-    spelled = {_spelled(other): other for other in sorted(known, reverse=True)}
+    spelled = {_spelled(other): other for other in reversed(names)}
     # A whole match comes first: FedMate+ is `fedmate_plus`, and FedPAC+ rather `fedpac`.
-    if plus := spelled.get(_spelled(name.replace("+", "_plus"))):
-        return plus
-    found = difflib.get_close_matches(_spelled(name), spelled, n=1, cutoff=0.6)
-    return spelled[found[0]] if found else None
+    whole = _spelled(name.replace("+", "_plus"))
+    if close := [whole] if whole in spelled else difflib.get_close_matches(_spelled(name), spelled, n=1, cutoff=0.6):
+        return f"did you mean `{spelled[close[0]]}`?"
+    return f"known are {', '.join(f'`{other}`' for other in names)}." if names else "none exist."
 
 
 def _spelled(word: str) -> str:

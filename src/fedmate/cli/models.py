@@ -78,7 +78,7 @@ def adapt(
     from fedmate.experiment.adapt import adapt
     from fedmate.report.tables import adapted, samples_by_class, show
 
-    found, console = adapt(folder, data, to), make_console()
+    found, console = adapt(folder, data, to=to), make_console()
     for note in found.notes:
         console.out(f"Note: {note}", highlight=False)
     origin = found.model.origin

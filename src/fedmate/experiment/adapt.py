@@ -63,23 +63,39 @@ class UnseenClient(NamedTuple):
     held_back: bool
 
 
-def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Module | None = None) -> Adaptation:
-    """Let an unseen client adapt to a run, test it, and save its model if asked to.
+def adapt(
+    folder: str | Path, data: Pool | str | Path, *, to: str | Path | None = None, model: nn.Module | None = None
+) -> Adaptation:
+    """Let an unseen client adapt a run's model, as `fedmate adapt` does.
 
-    It is held-out client 0 after the last round: on the same samples this gives the figures of `holdout_clients`.
+    It receives the broadcast, trains once on its own samples, and is tested before and after that. It is held-out
+    client 0 after the last round: on the same samples this gives the figures of `holdout_clients`.
 
     Args:
-        folder: of the run.
-        data: the client's samples, before they are normalised.
-        to: where to save its model.
-        module: the network, if the run took it from Python.
+        folder: the run's; it may be going on.
+        data: the client's samples, before they are normalised: a `Pool`, or the path of an `.npz` file (`train_x`,
+            `train_y`) or a `.csv` file (a row per sample, its class in the column `label`). Labels are the run's
+            numbers or names of classes. Without a test part (`test_x`, `test_y`) a fifth of the samples is held back.
+        to: a new file for the adapted model, `.safetensors` or `.pt2`.
+        model: the network of a run on your own.
 
     Raises:
         UserError: something does not fit; nothing was written.
+
+    Example:
+        >>> import fedmate, tempfile
+        >>> few = {"rounds": 1, "partition.clients": 2}
+        >>> record = fedmate.run(method="fedavg", set=few, out=tempfile.mkdtemp() + "/run")
+        >>> found = adapt(record.folder, Pool([[0.0] * 64, [16.0] * 64] * 5, [3, 8] * 5))
+        >>> found.samples
+        {'train': {'3': 4, '8': 4}, 'test': {'3': 1, '8': 1}}
+        >>> found.model.origin["client"], sorted(found.accuracy["after"])
+        ('newcomer', ['balanced', 'own'])
     """
     if to is not None:
-        check_target(to)
-    restored = read_steadily(folder, lambda: Restored(folder, module))
+        check_target(Path(to))
+    data = data if isinstance(data, Pool) else Path(data)
+    restored = read_steadily(Path(folder), lambda: Restored(Path(folder), model))
     run, method, key = trained_run(restored), restored.method, restored.key
     client = read_client(data, restored.signature, restored.experiment.general.seed)
     # In the run's precision, as its clients read theirs.
@@ -100,15 +116,15 @@ def adapt(folder: Path, data: Pool | Path, to: Path | None = None, module: nn.Mo
             figures = evaluate_view(View((0,), found[None]), labels)
             accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
         held, tested = (method.setup.class_counts(part).tolist() for part in (train, test))
-        model = describe(run, after, "newcomer", held)
+        adapted = describe(run, after, "newcomer", held)
     if to is not None:
-        model.save(to)
+        adapted.save(Path(to))
     notes = _notes(client, bool(valid), accuracy)
     if method.own_adjustment(train, is_global=True) is not None and sum(map(bool, held)) == 1:
         notes.append("the client holds one class and the model knows it, so `own` is 100 % for any model.")
     rows = [row for row in zip(restored.signature.class_names, held, tested, strict=True) if row[1] or row[2]]
     samples = {"train": {name: count for name, count, _ in rows}, "test": {name: count for name, _, count in rows}}
-    return Adaptation(model, accuracy, samples, not valid, tuple(notes))
+    return Adaptation(adapted, accuracy, samples, not valid, tuple(notes))
 
 
 def read_client(data: Pool | Path, signature: Signature, seed: int) -> UnseenClient:
