@@ -19,8 +19,6 @@ from fedmate.experiment.record import TESTS, VIEWS
 NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
 """The metrics of a run that ended before its first evaluation."""
 
-FIGURES = ("mean", "std", "worst_tenth")
-
 
 def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
     """Return the figures of an evaluated round."""
@@ -28,11 +26,11 @@ def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
     clients, held_out_clients = federation.clients, federation.held_out_clients
     # Labels that lie with sites are not known here.
     labels = None if federation.at_sites else label_distribution(setup, clients)
-    accuracy: dict[str, Any] = {}
-    for name in (*VIEWS, *sorted(set(result.views) - set(VIEWS))):
-        view = result.views[name]
-        found = view and (reported_view(view, len(clients)) if labels is None else evaluate_view(view, labels))
-        accuracy[name] = found
+    accuracy = {
+        name: (view := result.views[name])
+        and (_reported_view(view, len(clients)) if labels is None else evaluate_view(view, labels))
+        for name in (*VIEWS, *sorted(set(result.views) - set(VIEWS)))
+    }
     valid = [report for report in result.reports if report.valid]
     loss = {
         "before": number(sum(report.loss_before for report in valid) / len(valid)),
@@ -90,22 +88,24 @@ def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict
 
 
 def client_rows(built: Built, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each client's samples by class and its figures in the last round; empty where it has none.
-
-    What lies with sites is not counted here.
-    """
-    federation, setup = built.federation, built.method.setup
-    if federation.at_sites:
-        return [{"client": i, **_cells(metrics["accuracy"], i)} for i in range(len(federation.clients))]
-    rows = _rows(setup, federation.clients, metrics["accuracy"])
-    if not federation.held_out_clients:
-        return rows
+    """Return each client's samples by class and its figures in the last round; empty where it has none."""
+    federation, rows = built.federation, list[dict[str, Any]]()
+    away = federation.held_out_clients
     newcomers = metrics.get("newcomers") or dict.fromkeys(("before", "after"))
-    more = _rows(setup, federation.held_out_clients, newcomers)
-    everything = [{"newcomer": 0, **row} for row in rows]
-    everything += [{"newcomer": 1, **row, "client": len(rows) + row["client"]} for row in more]
-    columns = dict.fromkeys(key for row in everything for key in row)
-    return [{key: row.get(key) for key in columns} for row in everything]
+    for clients, accuracy, marked in (
+        (federation.clients, metrics["accuracy"], {"newcomer": 0} if away else {}),
+        (away, newcomers, {"newcomer": 1}),
+    ):
+        for i, data in enumerate(clients):
+            rows.append({**marked, "client": len(rows)})
+            # What lies with sites is not counted here.
+            if not federation.at_sites:
+                counts = built.method.setup.class_counts(data).tolist()
+                rows[-1] |= {"samples": sum(counts), **{f"samples_{k}": count for k, count in enumerate(counts)}}
+            for name, result in accuracy.items():
+                rows[-1] |= {f"{name}_{test}": result and result[test]["clients"][i] for test in TESTS}
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key) for key in columns} for row in rows]
 
 
 def label_distribution(setup: Setup, clients: Sequence[ClientData]) -> Tensor:
@@ -115,26 +115,32 @@ def label_distribution(setup: Setup, clients: Sequence[ClientData]) -> Tensor:
 
 
 def evaluate_view(view: View, labels: Tensor) -> dict[str, Any]:
-    """Return the figures of one view on both tests.
+    """Return the figures of one view on both tests; `labels` are all clients', as `label_distribution` gives them.
 
-    Args:
-        view: accuracies of the clients in it.
-        labels: of all clients, as `label_distribution` gives them.
+    Classes are weighed for each client; a class without test samples does not count.
     """
-    accuracies = 100 * view.accuracies.cpu()
-    own = labels[list(view.clients)]
-    weights = (torch.ones_like(own), own)
-    return {test: _figures(view, accuracies[:, i], weights[i], len(labels)) for i, test in enumerate(TESTS)}
+    figures, own = {}, labels[list(view.clients)]
+    for i, (test, weights) in enumerate(zip(TESTS, (torch.ones_like(own), own), strict=True)):
+        accuracies = 100 * view.accuracies[:, i].cpu()
+        known = ~accuracies.isnan()
+        weights = torch.where(known, weights, 0.0)
+        filled = torch.where(known, accuracies, 0.0) * weights
+        by_class = (filled.sum(0) / weights.sum(0)).tolist()
+        figures[test] = _figures(view, filled.sum(1) / weights.sum(1), by_class, len(labels))
+    return figures
 
 
-def reported_view(view: View, num_clients: int) -> dict[str, Any]:
+def _reported_view(view: View, num_clients: int) -> dict[str, Any]:
     """Return the figures of one view of which each client reports one accuracy, the second of each pair: `own`."""
-    balanced, own = (100 * view.accuracies[:, :, 0].cpu()).unbind(1)
-    classes = view.accuracies.shape[2]
-    return {
-        test: {**spread(values), "per_class": [None] * classes, "clients": _by_client(view, values, num_clients)}
-        for test, values in zip(TESTS, (balanced, own), strict=True)
-    }
+    by_test, by_class = (100 * view.accuracies[:, :, 0].cpu()).unbind(1), [math.nan] * view.accuracies.shape[2]
+    return {test: _figures(view, found, by_class, num_clients) for test, found in zip(TESTS, by_test, strict=True)}
+
+
+def _figures(view: View, by_client: Tensor, by_class: Sequence[float], num_clients: int) -> dict[str, Any]:
+    everyone: list[float | None] = [None] * num_clients
+    for client, value in zip(view.clients, by_client.tolist(), strict=True):
+        everyone[client] = number(value)
+    return {**spread(by_client), "per_class": [number(value) for value in by_class], "clients": everyone}
 
 
 def spread(values: Tensor) -> dict[str, float | None]:
@@ -160,43 +166,6 @@ def _primary_test(built: Built) -> str:
     return "own" if built.federation.at_sites else "balanced"
 
 
-def _figures(view: View, accuracies: Tensor, weights: Tensor, num_clients: int) -> dict[str, Any]:
-    """Weigh classes for each client; a class without test samples does not count."""
-    known = ~accuracies.isnan()
-    weights = torch.where(known, weights, 0.0)
-    filled = torch.where(known, accuracies, 0.0)
-    by_client = (filled * weights).sum(1) / weights.sum(1)
-    by_class = (filled * weights).sum(0) / weights.sum(0)
-    everyone = _by_client(view, by_client, num_clients)
-    return {**spread(by_client), "per_class": [number(v) for v in by_class.tolist()], "clients": everyone}
-
-
-def _by_client(view: View, values: Tensor, num_clients: int) -> list[float | None]:
-    everyone: list[float | None] = [None] * num_clients
-    for client, value in zip(view.clients, values.tolist(), strict=True):
-        everyone[client] = number(value)
-    return everyone
-
-
 def _short(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return result and {test: {key: result[test][key] for key in FIGURES} for test in TESTS}  # type: ignore[return-value]
-
-
-def _rows(
-    setup: Setup, clients: Sequence[ClientData], accuracy: Mapping[str, Mapping[str, Any] | None]
-) -> list[dict[str, Any]]:
-    rows = []
-    for i, data in enumerate(clients):
-        counts = setup.class_counts(data).tolist()
-        row: dict[str, Any] = {"client": i, "samples": sum(counts)}
-        row |= {f"samples_{k}": count for k, count in enumerate(counts)}
-        rows.append(row | _cells(accuracy, i))
-    return rows
-
-
-def _cells(accuracy: Mapping[str, Mapping[str, Any] | None], client: int) -> dict[str, Any]:
-    return {
-        f"{name}_{test}": result and result[test]["clients"][client]
-        for name, result in accuracy.items()
-        for test in TESTS
-    }
+    keys = ("mean", "std", "worst_tenth")
+    return result and {test: {key: result[test][key] for key in keys} for test in TESTS}  # type: ignore[return-value]

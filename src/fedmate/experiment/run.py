@@ -7,14 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 
-from fedmate.backends.base import NOT_FINITE, ClientReport, Round, RoundResult, item_of
-from fedmate.core import Method, Tree, flatten, fold, make_key, permutation
+from fedmate.backends.base import NOT_FINITE, Round, RoundResult, item_of
+from fedmate.core import Tree, flatten, fold, make_key, permutation
 from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import Checkpoint, RunState
@@ -79,49 +79,13 @@ def initial_server(built: Built) -> Tree:
     return method.init_server(method.setup.model.init_params(), len(built.federation.clients), key)
 
 
-@final
-class CommunicationCost:
-    """Sums the bytes that back ends report, by item. Evaluation sends nothing, so it costs nothing.
-
-    Args:
-        method: its `wire` names the items of each round.
-        rounds: how many there are: rows of all rounds have the columns of every item.
-        up, down: bytes before the next round, by item.
-    """
-
-    def __init__(
-        self, method: Method, rounds: int, up: Mapping[str, int] | None = None, down: Mapping[str, int] | None = None
-    ) -> None:
-        self.up, self.down = Counter(up), Counter(down)
-        wires = [method.wire(t) for t in range(rounds)]
-        self._down_items = sorted({item_of(part) for wire in wires for part in wire.down})
-        self._up_items = sorted({item_of(part) for wire in wires for part in wire.up})
-
-    def add(self, report: ClientReport) -> dict[str, int]:
-        """Add one participant of one round and return its row."""
-        self.down.update(report.down)
-        self.up.update(report.up)
-        down = {f"down_{item}": report.down.get(item, 0) for item in self._down_items}
-        return down | {f"up_{item}": report.up.get(item, 0) for item in self._up_items}
-
-    def totals(self) -> dict[str, dict[str, int]]:
-        """Return the bytes so far by direction and item."""
-        return {"up": dict(self.up), "down": dict(self.down)}
-
-
-@dataclass(frozen=True)
-class _Done:
-    """The rounds done.
-
-    Attributes:
-        state, server, clients: where the run, the server and all clients stand.
-        unsaved: the clients that took part since the last checkpoint, each with its last round.
-    """
+class _Done(NamedTuple):
+    """The rounds done."""
 
     state: RunState
     server: Tree
     clients: Sequence[Tree]
-    unsaved: Mapping[int, int] = field(default_factory=dict)
+    unsaved: Mapping[int, int]  # the clients that took part since the last checkpoint, each with its last round
 
 
 class _Rounds:
@@ -135,44 +99,47 @@ class _Rounds:
         built.backend.restore({i: self.checkpoint.client(i, initial[i]) for i in self.checkpoint.clients()})
         self.recorder.rewind(state.round, state.files)
         self.checkpoint.clean()
-        self.done = _Done(state, server, built.backend.clients)
+        self.done = _Done(state, server, built.backend.clients, {})
         self.diverged: RunState | None = None
         self.metrics: Mapping[str, Any] = (Record(folder).metrics or [NO_METRICS])[-1]
-        self.cost = CommunicationCost(built.method, built.experiment.general.rounds, state.up, state.down)
+        # Evaluation sends nothing, so it costs nothing. Rows of all rounds have the columns of every item.
+        self.bytes = {"up": Counter(state.up), "down": Counter(state.down)}
+        wires = [built.method.wire(t) for t in range(built.experiment.general.rounds)]
+        self.items = {
+            way: sorted({item_of(part) for wire in wires for part in getattr(wire, way)}) for way in ("down", "up")
+        }
         self.start = time.perf_counter() - state.seconds
 
     def add(self, t: int, result: RoundResult, evaluated: bool) -> list[str]:
         """Enter a round; return sentences the user should read."""
         general, backend = self.built.experiment.general, self.built.backend
-        seconds = time.perf_counter() - self.start
-        self.recorder.add_round(
-            {
-                "round": t + 1,
-                "client": report.client,
-                "valid": int(report.valid),
-                "loss_before": report.loss_before,
-                "loss_after": report.loss_after,
-                **self.cost.add(report),
-            }
-            for report in result.reports
-        )
+        seconds, rows = time.perf_counter() - self.start, list[dict[str, Any]]()
+        for report in result.reports:
+            rows.append({"round": t + 1, "client": report.client, "valid": int(report.valid)})
+            rows[-1] |= {"loss_before": report.loss_before, "loss_after": report.loss_after}
+            for way, items in self.items.items():
+                sent = getattr(report, way)
+                self.bytes[way].update(sent)
+                rows[-1] |= {f"{way}_{item}": sent.get(item, 0) for item in items}
+        self.recorder.add_round(rows)
+        totals = {way: dict(counts) for way, counts in self.bytes.items()}
         failures, warnings = self._failures(t, result)
         if failures["diverged_in_round"] is not None:
             # What the clients held before is what is saved; the record holds this round, too.
             self.save()
-            up, down = self.cost.totals().values()
+            up, down = totals["up"], totals["down"]
             self.diverged = replace(self.done.state, failures=failures, seconds=seconds, up=up, down=down)
             return warnings
         if evaluated:
             self.metrics = metrics_row(t, result, self.built)
-            self.recorder.add_metrics({**self.metrics, "bytes": self.cost.totals(), "seconds": seconds})
+            self.recorder.add_metrics({**self.metrics, "bytes": totals, "seconds": seconds})
             tensors = flatten(result.diagnostics)
             if tensors:
                 # The ids behind the rows of the clients' part.
                 tensors["clients/ids"] = torch.tensor([report.client for report in result.reports])
                 tensors["clients/valid"] = torch.tensor([report.valid for report in result.reports])
             self.recorder.add_diagnostics(t + 1, tensors)
-        state = RunState(t + 1, seconds, **self.cost.totals(), failures=failures, files=self.recorder.files())
+        state = RunState(t + 1, seconds, **totals, failures=failures, files=self.recorder.files())
         participants = {} if backend.is_remote else dict.fromkeys((report.client for report in result.reports), t + 1)
         # One assignment: an interruption finds the state before this round or the one after it.
         self.done = _Done(state, result.server, backend.clients, {**self.done.unsaved, **participants})
@@ -187,7 +154,7 @@ class _Rounds:
         self.recorder.flush()
         clients = {client: (version, done.clients[client]) for client, version in sorted(done.unsaved.items())}
         self.checkpoint.save(done.state, done.server, clients)
-        self.done = replace(done, unsaved={})
+        self.done = done._replace(unsaved={})
 
     def finish(self) -> dict[str, Any]:
         """Write the end of the record and return the summary; raise `DivergedError` if the run diverged."""
