@@ -132,7 +132,7 @@ ROWS = {
     tuple(row.split(":"))
     for table in (TASKS, METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)
     for row in table.built_in.values()
-} | {("fedmate.components.prior_calibration", "Calibrated"), ("fedmate.components.server_momentum", "ServerMomentum")}
+} | {("fedmate.components.server_momentum", "ServerMomentum")}
 """The classes that stand on a table, and the mixins of methods: other areas know their base classes only."""
 
 

@@ -155,7 +155,7 @@ def predict(model: PortableModel | str | Path, x: ArrayLike | str | Path, *, pri
     Args:
         model: the result of `export` or `load_model`, or the path of its file.
         x: `[samples, *input_shape]`, one sample, or flattened samples; or the path of a `.npy`, `.npz` or `.csv` file.
-        prior: the class shares among the samples, for a model that was trained with `method.calibration`: `uniform`,
+        prior: the class shares among the samples, for a model that was trained with `objective.calibration`: `uniform`,
             `own` (those of its client's training samples), `estimated` (from the samples), or a number per class. By
             default `own`, and `uniform` for a global model.
 

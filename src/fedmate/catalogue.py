@@ -35,12 +35,12 @@ from fedmate.core.options import Registry, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import TUNED, General, tuned_on
+from fedmate.experiment.config import PLAIN_SECTIONS, TUNED, General, tuned_on
 from fedmate.experiment.record import Record, runs_of
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
-SECTIONS: dict[str, type] = {"settings": General, "training": Training}
+SECTIONS: dict[str, type] = {"settings": General, **PLAIN_SECTIONS}
 """Options without names: the keys outside any section, and the section that all methods share."""
 
 TABLES: dict[str, Registry[Any]] = {table.kind: table for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)}
@@ -54,10 +54,10 @@ CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "d
 """By section of an experiment: its name, and the table of its rows, whose `citation` says what to cite."""
 
 ADDITIONS = {
-    "calibration": ("prior calibration", "logitadjustment2021"),
-    "server_momentum": ("server momentum", "fedavgm2019"),
+    ("objective", "calibration"): ("prior calibration", "logitadjustment2021"),
+    ("method", "server_momentum"): ("server momentum", "fedavgm2019"),
 }
-"""By option that methods share: what it adds to them where it is not 0, and what to cite for that."""
+"""By section and option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 
 OWN_ENTRIES = [Path(package.__path__[0], "citations.bib") for package in (methods, data)]
 ENTRY = re.compile(r"^@\w+\{([^\s,]+),.*?(?=^@|\Z)", re.MULTILINE | re.DOTALL)
@@ -195,8 +195,8 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
     for section, (what, table) in CITED.items():
         for name in used[section]:
             citations[f"{what} {name}"] = table[name].citation if name in table else None
-    for option, (what, citation) in ADDITIONS.items():
-        if any(record.config["method"].get(option) for record in records):
+    for (section, option), (what, citation) in ADDITIONS.items():
+        if any(record.config.get(section, {}).get(option) for record in records):
             citations[what] = citation
     cited = set[str]()
     for what, text in citations.items():

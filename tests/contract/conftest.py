@@ -28,6 +28,7 @@ from fedmate.core import (
     Federation,
     Method,
     Model,
+    ObjectiveOptions,
     Setup,
     Source,
     Training,
@@ -245,7 +246,13 @@ MakeLab = Callable[..., Lab]
 
 
 @cache
-def _make(method_name: str, model_name: ModelName, training: Training = TRAINING, **options: Any) -> Lab:
+def _make(
+    method_name: str,
+    model_name: ModelName,
+    training: Training = TRAINING,
+    objective: ObjectiveOptions | None = None,
+    **options: Any,
+) -> Lab:
     federation = Federation(
         clients=tuple(_samples(labels, "client", i) for i, labels in enumerate(LABELS)),
         test=_samples([k for k in range(NUM_CLASSES) for _ in range(4)], "test"),
@@ -254,7 +261,8 @@ def _make(method_name: str, model_name: ModelName, training: Training = TRAINING
     cls = METHODS[method_name]
     preferred = {name: value for name, value in (FASTER | TELLING).items() if name in options_of(cls)}
     chosen = preferred | options
-    setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training)
+    objective = objective or ObjectiveOptions(**cls.defaults.get("objective", {}))
+    setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training, objective=objective)
     method = cls(setup=setup, **chosen)
     prepared = replace(setup, model=method.prepare(setup.model))
     return Lab(replace(method, setup=prepared), federation, make_key(11))

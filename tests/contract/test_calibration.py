@@ -1,4 +1,4 @@
-"""Prior calibration in every phase of every method that has it: one step by hand, and what a client lacks."""
+"""Prior calibration in every phase of every method: one step by hand, and classes that a client lacks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.components.calibrated import CALIBRATED, CLASSES, model, samples
+from tests.core.four_classes import CLASSES, model, samples
 from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
 from fedmate.backends.base import Round
 from fedmate.backends.sequential import Sequential
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import (
     ClientData,
     Federation,
     LocalResult,
+    Method,
+    ObjectiveOptions,
     Setup,
     Training,
     Tree,
@@ -33,6 +34,7 @@ IN_PHASES = ("fedmate", "fedmate_plus", "fedpac", "fedrep")
 """They train the classifier first, then the extractor under it."""
 
 BARE: dict[str, dict[str, Any]] = {
+    "fedfa": {"anchor_weight": 0.0, "calibration_learning_rate": 0.0},
     "fedmate": {"ccf": False, "classifier_learning_rate": RATE},
     "fedmate_plus": {"ccf": False, "classifier_learning_rate": RATE},
     "fedpac": {"classifier_learning_rate": RATE},
@@ -44,15 +46,14 @@ BARE: dict[str, dict[str, Any]] = {
 """Cross-entropy alone is left in round 0: what else a method minimises is switched off, or has no gradient yet."""
 
 
-def make(name: str, **options: Any) -> Calibrated:
+def make(name: str, calibration: float = 0.0, **options: Any) -> Method:
     """Return a method that takes one step of all samples, without weight decay."""
     training = Training(batch_size=len(LABELS), epochs=1, learning_rate=RATE, weight_decay=0.0)
-    method = METHODS[name](setup=Setup(model(), CLASSES, 3, training), **(BARE.get(name, {}) | options))
-    assert isinstance(method, Calibrated)
-    return method
+    setup = Setup(model(), CLASSES, 3, training, objective=ObjectiveOptions(calibration=calibration))
+    return METHODS[name](setup=setup, **(BARE.get(name, {}) | options))
 
 
-def trained(method: Calibrated, data: ClientData) -> tuple[LocalResult, dict[str, Tree]]:
+def trained(method: Method, data: ClientData) -> tuple[LocalResult, dict[str, Tree]]:
     """Return what a client's first round leads to: its result, and models that are made for evaluation."""
     start = method.setup.model.init_params()
     server = method.init_server(start, 1, make_key(0))
@@ -60,6 +61,8 @@ def trained(method: Calibrated, data: ClientData) -> tuple[LocalResult, dict[str
     with torch.no_grad(), unmapped():
         result = method.local_update(client, download, data, make_key(1))
         views = method.extra_views(client, download, data, make_key(2))
+        # The prototypes of the federation are no classifier that a client has trained.
+        views.pop("nearest_prototype", None)
         views["personalised"] = method.personalise(method.personal_params(client, download), data, make_key(3))
     return result, views
 
@@ -76,7 +79,7 @@ def stepped(params: Tree, data: ClientData, prior: Tensor, part: str) -> Tree:
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("name", METHODS.names())
 def test_one_round_by_hand(name: str, tau: float) -> None:
     """Classifier and extractor, whether they are trained together, in turn, or one of them alone."""
     method, data = make(name, calibration=tau), samples(LABELS)
@@ -103,7 +106,7 @@ def test_one_round_by_hand(name: str, tau: float) -> None:
         assert_close(views["personalised"]["extractor"], both["extractor"], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("name", METHODS.names())
 def test_the_row_of_a_class_that_is_not_held_stays(name: str) -> None:
     """In whatever a client keeps, sends, holds or has evaluated, after several steps; MOON's contrast is above it."""
     contrast = {"contrastive_weight": 1.0} if name == "moon" else {}
@@ -119,7 +122,7 @@ def test_the_row_of_a_class_that_is_not_held_stays(name: str) -> None:
     assert moved
 
 
-@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("name", METHODS.names())
 def test_a_client_of_one_class_learns_nothing_from_its_labels(name: str) -> None:
     """Its shares explain them all: no phase moves anything."""
     method = make(name, calibration=1.0)
@@ -130,7 +133,7 @@ def test_a_client_of_one_class_learns_nothing_from_its_labels(name: str) -> None
                 assert_close(tree[part], {leaf: start[part][leaf] for leaf in tree[part]}, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("name", METHODS.names())
 def test_who_says_that_clients_hold_the_global_model_tells_the_truth(name: str) -> None:
     """After the broadcast, and before and after use: a model that is nobody's in particular."""
     method, clients = make(name), (samples([0] * 5 + [1], 5), samples([1] * 3 + [2, 3], 6))

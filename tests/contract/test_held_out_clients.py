@@ -101,7 +101,7 @@ def test_back_ends_agree_on_newcomers(any_lab: Lab, backend_name: str) -> None:
     model, test, found = lab.method.setup.model, lab.federation.test, adapted(lab, lab.backend(backend_name))
     assert set(found) == {"before", "after"}
     for i in range(len(LABELS)):
-        own = lab.method.own_adjustment(newcomer(i), is_global=False)
+        own = lab.method.setup.objective.for_own(lab.method.counts(newcomer(i)), is_global=False)
         before, after = (
             torch.stack([adjusted(model.logits(params, test.x), one).flatten() for one in (None, own)])
             for params in by_hand(any_lab, i)
@@ -130,7 +130,8 @@ def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> N
     found = adapted(lab, lab.backend(backend_name))
     for i in range(len(LABELS)):
         before, after = by_hand(plain_lab, i)
-        own = lab.method.own_adjustment(lab.federation.held_out_clients[i], is_global=False)
+        counts = lab.method.counts(lab.federation.held_out_clients[i])
+        own = lab.method.setup.objective.for_own(counts, is_global=False)
         for name, params in (("before", before), ("after", after)):
             rows = [class_accuracies(model, params, test, classes, adjustment) for adjustment in (None, own)]
             assert_close(found[name][i], torch.stack(rows))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 
-from fedmate.components.prior_calibration import Calibrated
-from fedmate.core import LocalResult, Training, Tree, flatten, select, stack, unmapped
+from fedmate.core import LocalResult, ObjectiveOptions, Training, Tree, flatten, select, stack, unmapped
 from fedmate.core.options import options_of
 from fedmate.methods import METHODS
 
@@ -25,16 +24,12 @@ class Change(NamedTuple):
         values: two values that must give different results.
         given: what the other options are meanwhile.
         evaluation: whether it changes only models that are made for evaluation.
-        answers: whether it changes no model, but how the client's is asked.
     """
 
     values: tuple[Any, Any]
     given: dict[str, Any] = {}  # noqa: RUF012 - the default of a named tuple, never written to
     evaluation: bool = False
-    answers: bool = False
 
-
-CALIBRATED = [name for name in METHODS.names() if issubclass(METHODS[name], Calibrated)]
 
 METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("ditto", "proximal_weight"): Change((1.0, 0.5)),
@@ -94,9 +89,6 @@ METHOD_OPTIONS: dict[tuple[str, str], Change] = {
     ("moon", "temperature"): Change((0.5, 0.1)),
     ("scaffold", "momentum"): Change((0.0, 0.5)),
     ("scaffold", "server_learning_rate"): Change((1.0, 0.5)),
-    **{(name, "calibration"): Change((0.0, 1.0)) for name in CALIBRATED},
-    ("fedavg", "absent_share"): Change((0.0, 0.05), {"calibration": 1.0}),
-    ("fedavg", "own_prior"): Change((False, True), answers=True),
 }
 """By method and option. A new option of fedmate or its example needs a row here; others may have one."""
 
@@ -115,16 +107,21 @@ TRAINING_OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 """By option of `[training]`: two values that must give different results with every method."""
 
+OBJECTIVES: dict[str, tuple[ObjectiveOptions, ObjectiveOptions]] = {
+    "calibration": (ObjectiveOptions(), ObjectiveOptions(calibration=1.0)),
+    "absent_share": (ObjectiveOptions(calibration=1.0), ObjectiveOptions(calibration=1.0, absent_share=0.05)),
+}
+"""By option of `[objective]` that concerns training: two settings of which each gives another result."""
+
 UNUSED: set[tuple[str, str]] = {("scaffold", "momentum")}
 """By method and option of `[training]`: what a method says it does not use, and must not. SCAFFOLD has its own."""
 
 
 class Outcome(NamedTuple):
-    """What two rounds lead to: the models clients train and hold, those made for evaluation, how they are asked."""
+    """What two rounds lead to: the models clients train and hold, and those made for evaluation."""
 
     trained: Tree
     evaluated: Tree
-    answers: Tree
 
 
 @cache
@@ -152,8 +149,7 @@ def outcome(lab: Lab) -> Outcome:
         clients = [update.client for update in updates]
     # What the server remembers of a round may show only after the next.
     trained |= {f"end {i}": method.personal_params(clients[i], lab.received(server, 2, i)) for i in lab.everyone}
-    asked = {f"{i}": method.own_adjustment(data, is_global=True) for i, data in enumerate(lab.federation.clients)}
-    return Outcome(trained, evaluated, {i: torch.zeros(()) if one is None else one for i, one in asked.items()})
+    return Outcome(trained, evaluated)
 
 
 def differ(one: Tree, other: Tree) -> bool:
@@ -175,7 +171,6 @@ def test_every_option_of_a_method_has_a_row(method_name: str) -> None:
     cls = METHODS[method_name]
     # What a method has from another one is tried there.
     inherited = {name for parent in cls.__mro__[1:] if parent in PARENTS for name in options_of(parent)}
-    inherited |= {*options_of(Calibrated)} - {"calibration"} if issubclass(cls, Calibrated) else set()
     inherited -= set(vars(cls)["__annotations__"])
     missing = [name for name in options_of(cls) if (method_name, name) not in METHOD_OPTIONS and name not in inherited]
     if missing and cls.__module__.partition(".")[0] not in OURS:
@@ -198,7 +193,7 @@ def test_every_field_of_a_method_is_an_option_or_its_setup(method_name: str) -> 
 
 def test_presets_name_options_and_give_valid_values(method_name: str, make_lab: MakeLab) -> None:
     for preset in METHODS[method_name].presets.values():
-        assert preset.keys() <= {"method", "training"}
+        assert preset.keys() <= {"method", "training", "objective", "server"}
         own = preset.get("method", {})
         training = dataclasses.replace(BASE, **preset.get("training", {}))
         assert vars(make_lab(method_name, "plain", training, **own).method).items() >= own.items()
@@ -211,10 +206,15 @@ def test_presets_name_options_and_give_valid_values(method_name: str, make_lab: 
 def test_a_method_option_changes_the_result(method: str, option: str, make_lab: MakeLab) -> None:
     change = METHOD_OPTIONS[method, option]
     one, other = (outcome(make_lab(method, "plain", **{**change.given, option: value})) for value in change.values)
-    assert differ(one.trained, other.trained) == (not change.evaluation and not change.answers)
-    assert differ(one.answers, other.answers) == (change.answers or option == "calibration")
+    assert differ(one.trained, other.trained) == (not change.evaluation)
     if change.evaluation:
         assert differ(one.evaluated, other.evaluated)
+
+
+@pytest.mark.parametrize("option", OBJECTIVES)
+def test_an_option_of_the_objective_changes_the_result(option: str, method_name: str, make_lab: MakeLab) -> None:
+    one, other = (outcome(make_lab(method_name, "plain", objective=value)) for value in OBJECTIVES[option])
+    assert differ(one.trained, other.trained)
 
 
 @pytest.mark.parametrize("option", TRAINING_OPTIONS)

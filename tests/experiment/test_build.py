@@ -72,11 +72,11 @@ def test_the_same_seed_deals_and_starts_alike_whatever_the_precision() -> None:
         ),
         (["training.learning_rate=0"], ["`training.learning_rate` is 0: with it clients learn nothing."]),
         (["rounds=150", "eval_every=5", "method.name=fedmate"], ["after round 20, 40, 60, 80, 100, 120, ...: `pre`"]),
-        (["method.own_prior=true", "method.calibration=1"], ["`method.own_prior` changes nothing"]),
-        (["method.calibration=1", "partition.classes_per_client=2"], []),
+        (["objective.own_prior=true", "objective.calibration=1"], ["`objective.own_prior` changes nothing"]),
+        (["objective.calibration=1", "partition.classes_per_client=2"], []),
         (
-            ["method.calibration=1", "partition.classes_per_client=1"],
-            ["4 of 4 clients hold a single class; with `method.calibration` their loss is constant and their `own`"],
+            ["objective.calibration=1", "partition.classes_per_client=1"],
+            ["4 of 4 clients hold a single class: their loss is constant and their `own` accuracy is 100 %"],
         ),
     ],
 )

@@ -21,10 +21,6 @@ COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 """What every partition has."""
 
 
-PLAIN = {"absent_share": 0.0, "calibration": 0.0, "own_prior": False}
-"""What is said of prior calibration where there is none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Toy(Dataset):
     """A data set that brings defaults and an option along."""
@@ -87,7 +83,6 @@ def test_a_preset_lies_beneath_its_own_layer_and_above_those_below() -> None:
         {"method": {"preset": "authors", "classifier_epochs": 6}},
     ).method.options
     assert options == {
-        **PLAIN,
         "classifier_epochs": 6,
         "classifier_learning_rate": 0.01,
         "tuning_epochs": 4,

@@ -153,9 +153,9 @@ SETTINGS = {
     "partition.clients": 2,
     "partition.examples": 60,
     "training.learning_rate": 0.1,
-    "method.calibration": 1.0,
+    "objective.calibration": 1.0,
 }
-OWN_PRIOR = SETTINGS | {"method.calibration": 0.0, "method.own_prior": True}
+OWN_PRIOR = SETTINGS | {"objective.calibration": 0.0, "objective.own_prior": True}
 
 
 @pytest.fixture(scope="module")

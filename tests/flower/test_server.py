@@ -44,7 +44,7 @@ DATASETS = {
     "sites": 'name = "sites"\nclasses = ["ant", "bee", "cat"]\nshape = [1, 4, 4]',
 }
 USUAL = {"set": "", "out": "", "min-clients": 0, "patience": 0.0}
-PRIOR = {**USUAL, "experiment": "sites", "set": "method.name=fedavg method.own_prior=true"}
+PRIOR = {**USUAL, "experiment": "sites", "set": "method.name=fedavg objective.own_prior=true"}
 LIES: tuple[list[float], ...] = ([2.0], [-0.1], [float("inf")], [0.5, 0.5], [])
 
 

@@ -56,7 +56,7 @@ OPTIONS = {
         *("integration_on=clients", "normalised_centres=true", "fusion_until=0.5", "mask_unknown=true"),
         *("own_prototypes=true", "proto_augment=true", "mps=false", "cci=false", "ccf=false"),
     ),
-    "fedavg": ("server_momentum=0.5", "own_prior=true"),
+    "fedavg": ("server_momentum=0.5", "objective.own_prior=true"),
     "fedbabu": ("tuning_learning_rate=0.05",),
     "fedfa": ("calibration_learning_rate=0", "divide_by=all"),
     "fedpac": ("server_momentum=0.5",),
@@ -120,8 +120,15 @@ def command(*arguments: object) -> str:
     return printed.getvalue()
 
 
+MOVED = {"objective.": "method.", "server.momentum": "method.server_momentum"}
+"""By option of today, or how it begins: the same in the old commit."""
+
+
 def setting(values: Sequence[str]) -> list[str]:
-    """Return options of the command."""
+    """Return options of the command, as this tree calls them."""
+    if find_spec("fedmate.core.objective") is None:
+        for new, old in MOVED.items():
+            values = [value.replace(new, old) if value.startswith(new) else value for value in values]
     return [word for value in values for word in ("--set", value)]
 
 
@@ -212,7 +219,7 @@ def ragged_run(folder: Path, method: str, *values: str) -> Result:
 def with_models(folder: Path, method: str, *values: str) -> Result:
     """Take models out of such a run, predict with them, and let a new client adapt."""
     result = ragged_run(folder, method, *values)
-    calibrated = method == "fedmate_plus" or "method.calibration=1" in values
+    calibrated = method == "fedmate_plus" or "objective.calibration=1" in values
     models = {"client": ["--client", "1"], "global": ["--global"], "adapted": []}
     newcomer = folder / "newcomer.npz"
     for name, options in models.items():
@@ -394,6 +401,12 @@ def tables(folder: Path, name: str) -> Result:
 SAMPLED = "sampled clients receive the last aggregated extractor in every round; they trained an older one"
 INTENDED = {"option/fedmate/cft=half": SAMPLED, "option/fedmate/cft=period:2": SAMPLED}
 """Cases whose results were changed on purpose since the pinned commit, and why."""
+MASKED = "on its own test no model answers with a class that the client lacks; before, only calibrated models did so"
+
+
+def is_calibrated(name: str) -> bool:
+    """Tell whether models of a case are calibrated, so that figures on clients' own tests have to be the same."""
+    return name.startswith("calibration/") or "fedmate_plus" in name
 
 
 def all_cases() -> dict[str, Case]:
@@ -408,13 +421,15 @@ def all_cases() -> dict[str, Case]:
                 batchnorm, (method, f"backend={backend}"), method in ("fedavg", "fedmate", "scaffold")
             )
         if method not in ("fedfa", "fedmate_plus", "fedproto"):
-            calibrated = ("method.calibration=1", "method.absent_share=0.1", "backend=vectorised")
+            calibrated = ("objective.calibration=1", "objective.absent_share=0.1", "backend=vectorised")
             found[f"calibration/{method}"] = Case(with_models, (method, *calibrated), method == "fedpac")
         found[f"preset/{method}/tuned"] = Case(images_run, (method, "method.preset=tuned"))
     for method, options in OPTIONS.items():
         for option in options:
             extra = ("dataset.crop=1",) if option == "proto_augment=true" else ()
-            found[f"option/{method}/{option}"] = Case(ragged_run, (method, f"method.{option}", *extra))
+            found[f"option/{method}/{option}"] = Case(
+                ragged_run, (method, option if option.startswith("objective.") else f"method.{option}", *extra)
+            )
     for partition in ("iid", "dirichlet", "pathological", "share", "redundant_clients=0.5"):
         value = f"partition.{partition}" if "=" in partition else f"partition.name={partition}"
         found[f"partition/{partition}"] = Case(digits_run, ("fedmate", value, "rounds=2"))

@@ -238,13 +238,10 @@ class Backend(ABC):
         # What lies with sites is tested there, in the models that they hold.
         if params is None or private or self.federation.at_sites:
             return {}
-        clients = self.federation.clients
-        # One stands for all where the model answers alike whoever asks.
-        if self.method.own_adjustment(clients[0], is_global=True) is None:
-            clients = clients[:1]
+        clients, test = self.federation.clients, self.federation.test
         with remembered_features():
-            found = [accuracies(self.method, params, data, self.federation.test, True) for data in clients]
-        return {"global": torch.stack(found).expand(len(self.federation.clients), -1, -1)}
+            found = [accuracies(self.method, params, data, test, is_global=True) for data in clients]
+        return {"global": torch.stack(found)}
 
 
 def initial_held_out_client(method: Method, key: Tensor, number: int) -> Tree:

@@ -119,7 +119,7 @@ def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData,
     The first are for a test of which the client's distribution says nothing, the second for one that has it.
     `is_global` tells the global model from one that a client has trained for itself.
     """
-    model, classes, adjustment = method.setup.model, method.setup.num_classes, method.own_adjustment(data, is_global)
-    plain = class_accuracies(model, params, test, classes)
-    own = plain if adjustment is None else class_accuracies(model, params, test, classes, adjustment)
-    return torch.stack([plain, own])
+    model, classes, objective = method.setup.model, method.setup.num_classes, method.setup.objective
+    counts = method.counts(data)
+    adjustments = objective.for_balanced(counts, is_global), objective.for_own(counts, is_global)
+    return torch.stack([class_accuracies(model, params, test, classes, one) for one in adjustments])

@@ -30,6 +30,7 @@ from fedmate.core.method import (
 )
 from fedmate.core.metrics import class_accuracies, mean_loss
 from fedmate.core.model import Model
+from fedmate.core.objective import ObjectiveOptions, estimate_prior, prior_adjustment
 from fedmate.core.options import Limits, option
 from fedmate.core.random import fold, make_key, normal, permutation, random_bits, uniform
 from fedmate.core.source import Augmentation, Source
@@ -65,6 +66,7 @@ __all__ = [
     "Method",
     "Model",
     "Objective",
+    "ObjectiveOptions",
     "Presets",
     "Setup",
     "Source",
@@ -80,6 +82,7 @@ __all__ = [
     "classifier_loss",
     "client_data",
     "cross_entropy",
+    "estimate_prior",
     "fit",
     "flatten",
     "fold",
@@ -96,6 +99,7 @@ __all__ = [
     "option",
     "pad",
     "permutation",
+    "prior_adjustment",
     "random_bits",
     "remembered_features",
     "rows_of",

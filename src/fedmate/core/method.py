@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeAlias, final, get_type_hints
 
 from torch import Tensor
 
 from fedmate.core.data import ClientData
 from fedmate.core.local import SGD
 from fedmate.core.model import Model
+from fedmate.core.objective import ObjectiveOptions
 from fedmate.core.options import Limits, check_options, option
 from fedmate.core.tree import Tree, select, weighted_mean, where
 
@@ -27,7 +28,7 @@ MODEL_PARTS = ("extractor", "classifier", "buffers")
 """The parts of a model's parameters."""
 
 Presets: TypeAlias = dict[str, dict[str, dict[str, Any]]]
-"""Named groups of values, by section: a method's own hyper-parameters under `method`, others under `training`."""
+"""Named groups of values, by section: a method's own hyper-parameters are under `method`."""
 
 BOOKKEEPING = frozenset({"num_samples", "class_counts", "known", "round"})
 """Parts of a message that are counted as bookkeeping; every other part is an item of its own."""
@@ -60,6 +61,7 @@ class Setup:
     rounds: int
     training: Training
     participation: float = 1.0
+    objective: ObjectiveOptions = dataclasses.field(default_factory=ObjectiveOptions)
 
     def class_counts(self, data: ClientData) -> Tensor:
         """Return n_ik, how many instances of each class a client holds, `[classes]`."""
@@ -97,6 +99,9 @@ class Method(ABC):
     """Whether a client's `pre` view is the global model, and so holds the class shares of no client in particular."""
 
     presets: ClassVar[Presets] = {}
+
+    defaults: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Values of other sections that come with this name, beneath what the user says."""
 
     citation: ClassVar[str] = ""
     """The paper to cite: the key of an entry in methods/citations.bib, or an entry of BibTeX; empty for none."""
@@ -155,20 +160,15 @@ class Method(ABC):
         names = self.setup.model.names
         return params if all(params[part].keys() == set(names[part]) for part in MODEL_PARTS) else None
 
+    @final
     def adjustment(self, data: ClientData) -> Tensor | None:
         """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
-        return None
+        return self.setup.objective.for_training(self.counts(data))
 
-    def prior_weight(self, is_global: bool) -> float:
-        """Return how much of the logarithm of a class distribution logits lack; 0 without prior calibration."""
-        return 0.0
-
-    def own_adjustment(self, data: ClientData, is_global: bool) -> Tensor | None:
-        """Return what is added to a model's logits on a test with the client's own distribution, or `None`.
-
-        `is_global` tells the global model from one that a client has trained for itself.
-        """
-        return None
+    @final
+    def counts(self, data: ClientData) -> Tensor:
+        """Return a client's samples per class, in the type of its inputs."""
+        return self.setup.class_counts(data).to(data.source.mean.dtype)
 
     def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
         """Fine-tune a copy of the `pre` model before use; the identity for most methods."""
@@ -191,13 +191,14 @@ def mix_by_size(server: Tree, uploads: Tree, valid: Tensor) -> Tree:
 
 def preset_as_method(cls: type[Method], preset: str, title: str) -> type[Method]:
     """Return a method whose defaults are those of a preset, so that the preset can be chosen by a name of its own."""
-    values, types = cls.presets[preset]["method"], get_type_hints(cls)
+    others = dict(cls.presets[preset])
+    values, types = others.pop("method", {}), get_type_hints(cls)
     fields = [
         (field.name, types[field.name], dataclasses.field(default=values[field.name], metadata=field.metadata))
         for field in dataclasses.fields(cls)
         if field.name in values
     ]
     # Nothing but defaults differs, which is why a class that is final may be the base of this one.
-    namespace = {"__doc__": title, "__final__": True, "presets": {}, "__module__": cls.__module__}
+    namespace = {"__doc__": title, "__final__": True, "presets": {}, "defaults": others, "__module__": cls.__module__}
     name = f"{cls.__name__}{preset.title()}"
     return dataclasses.make_dataclass(name, fields, bases=(cls,), namespace=namespace, frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ def adapt(
     if to is not None:
         adapted.save(Path(to))
     notes = _notes(client, bool(valid), accuracy)
-    if method.own_adjustment(train, is_global=True) is not None and sum(map(bool, held)) == 1:
+    if sum(map(bool, held)) == 1:
         notes.append("the client holds one class and the model knows it, so `own` is 100 % for any model.")
     rows = [row for row in zip(restored.signature.class_names, held, tested, strict=True) if row[1] or row[2]]
     samples = {"train": {name: count for name, count, _ in rows}, "test": {name: count for name, _, count in rows}}

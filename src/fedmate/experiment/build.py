@@ -129,7 +129,8 @@ def make_method(
             module = architecture.build(signature.input_shape, len(signature.class_names))
     module = module.to(general.device, getattr(torch, general.dtype))
     model = Model(module, classifier=layer, buffers=architecture.buffers)
-    setup = Setup(model, len(signature.class_names), general.rounds, experiment.training, general.participation)
+    classes, training = len(signature.class_names), experiment.training
+    setup = Setup(model, classes, general.rounds, training, general.participation, experiment.objective)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     try:
         model = method.prepare(model)
@@ -210,4 +211,5 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
     if missing:
         names = ", ".join(map(str, missing))
         found.append(f"The {general.evaluate_on} split has no sample of class {names}: averages leave it out.")
-    return found + method.warnings([method.setup.class_counts(data) for data in federation.clients])
+    counts = [method.setup.class_counts(data) for data in federation.clients]
+    return found + experiment.objective.warnings(counts) + method.warnings(counts)

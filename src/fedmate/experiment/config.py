@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import tomli_w
 
 from fedmate.backends import BACKENDS
-from fedmate.core import Limits, Method, Training, option
+from fedmate.core import Limits, Method, ObjectiveOptions, Training, option
 from fedmate.core.options import NONE, Registry, check_options, check_type, options_of, spelled
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
@@ -81,6 +81,7 @@ class Experiment:
     partition: Section
     model: Section
     training: Training
+    objective: ObjectiveOptions
     method: Section
 
     def to_dict(self) -> Values:
@@ -115,6 +116,7 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
     "model": MODELS,
     "method": METHODS,
 }
+PLAIN_SECTIONS: dict[str, type] = {"training": Training, "objective": ObjectiveOptions}
 COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
 """The options that all rows of a section's table share: they survive a change of name."""
 
@@ -194,22 +196,26 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
         check_shape(layer)
     dataset = _resolve_section("dataset", layers)
     layers = _with_presets(layers, dataset.name)
-    layers = [_defaults_of(dataset, layers), *layers]
-    general, training = Values(), Values()
+    method = _resolve_section("method", layers)
+    implied = ConfigSource(f"the method `{method.name}`", METHODS[method.name].defaults)
+    layers = [_defaults_of(dataset, layers), implied, *layers]
+    general, plain = Values(), {section: Values() for section in PLAIN_SECTIONS}
     for layer in layers:
         found = {key: value for key, value in layer.values.items() if key in options_of(General)}
         general |= _typed("", General, found, layer.source)
-        training |= _typed("training", Training, layer.values.get("training", {}), layer.source)
+        for section, cls in PLAIN_SECTIONS.items():
+            plain[section] |= _typed(section, cls, layer.values.get(section, {}), layer.source)
     check_options("", General, general)
-    named = {section: _resolve_section(section, layers) for section in ("partition", "model", "method")}
+    named: dict[str, Any] = {section: _resolve_section(section, layers) for section in ("partition", "model", "method")}
+    options = {section: cls(**plain[section]) for section, cls in PLAIN_SECTIONS.items()}
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")
-    return Experiment(general=General(**general), training=Training(**training), dataset=dataset, **named)
+    return Experiment(general=General(**general), dataset=dataset, **named, **options)
 
 
 def check_shape(layer: ConfigSource) -> None:
     """Refuse unknown keys and sections, and sections that are not tables."""
-    sections = [*NAMED_SECTIONS, "training"]
+    sections = [*NAMED_SECTIONS, *PLAIN_SECTIONS]
     for key, value in layer.values.items():
         if key in sections:
             if not isinstance(value, dict):
@@ -228,7 +234,8 @@ def elsewhere(key: str, section: str = "") -> str | None:
     names = _rows_with(key, section) if section in NAMED_SECTIONS else []
     if names:
         return f"it is one of {_some(names)}: leave it out, or choose one that has it."
-    sections = ["training"] if key in options_of(Training) else [s for s in NAMED_SECTIONS if _rows_with(key, s)]
+    sections = [section for section, cls in PLAIN_SECTIONS.items() if key in options_of(cls)]
+    sections += [section for section in NAMED_SECTIONS if _rows_with(key, section)]
     return f"did you mean `{sections[0]}.{key}`?" if sections else None
 
 

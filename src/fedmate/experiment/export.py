@@ -129,7 +129,7 @@ def _personal_params(restored: Restored, client: int, given: UserInputs) -> Tree
 
 def _tau(method: Method, client: int | str) -> float:
     """Return the weight of a model's prior calibration, 0 without; `client` as in `describe`."""
-    return method.prior_weight(client == "global" or (method.is_global and client != "newcomer"))
+    return method.setup.objective.prior_weight(client == "global" or (method.is_global and client != "newcomer"))
 
 
 def _class_counts(restored: Restored, client: int, given: UserInputs) -> list[int]:

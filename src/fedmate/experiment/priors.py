@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmate.components.prior_calibration import estimate_prior, prior_adjustment
+from fedmate.core.objective import estimate_prior, prior_adjustment
 from fedmate.data.dataset import ArrayLike, as_numbers
 from fedmate.errors import UserError, nearest
 
@@ -27,10 +27,10 @@ SHOWN = 5
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """The prior calibration of a model's training (`components/prior_calibration.py`).
+    """The prior calibration of a model's training (`core/objective.py`).
 
     Attributes:
-        tau: the weight of log class shares in its loss, `method.calibration`; 0 if training was not calibrated.
+        tau: the weight of log class shares in its loss, `objective.calibration`; 0 if training was not calibrated.
         shares: class shares of the client that owns the model; `None` for a global model.
     """
 
@@ -42,7 +42,7 @@ class Calibration:
         if not self.tau:
             raise UserError(
                 "`prior` is given, but the model is not calibrated: its answers contain the class shares of training; "
-                "leave `prior` out, or train with `method.calibration=1`."
+                "leave `prior` out, or train with `objective.calibration=1`."
             )
         if prior is None:
             prior = "uniform" if self.shares is None else "own"

@@ -20,7 +20,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, option, select, supervised_loss
@@ -29,7 +28,7 @@ from fedmate.methods.base import SharedServer
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Calibrated, SharedServer):
+class Ditto(SharedServer):
     """Personal models that are drawn to the average model."""
 
     primary_view: ClassVar[str] = "post"

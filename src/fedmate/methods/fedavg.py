@@ -15,7 +15,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import ClientData, Limits, LocalResult, Tree, option
@@ -24,7 +23,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Calibrated, ServerMomentum, PartialSharing):
+class FedAvg(ServerMomentum, PartialSharing):
     """Federated averaging of the whole model."""
 
     is_global: ClassVar[bool] = True

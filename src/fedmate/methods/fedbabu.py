@@ -21,7 +21,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import ClientData, Limits, LocalResult, Model, Presets, Tree, option, select
 from fedmate.errors import UserError
@@ -30,7 +29,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(Calibrated, PartialSharing):
+class FedBABU(PartialSharing):
     """Federated averaging of the extractor, below a fixed classifier, with fine-tuning before use."""
 
     shared: ClassVar[tuple[str, ...]] = ("extractor",)

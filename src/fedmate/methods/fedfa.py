@@ -58,6 +58,8 @@ class FedFA(Method):
 
     primary_view: ClassVar[str] = "post"
 
+    is_global: ClassVar[bool] = True
+
     presets: ClassVar[Presets] = {
         "authors": {
             "method": {
@@ -118,7 +120,8 @@ class FedFA(Method):
         nothing = {"sums": torch.zeros_like(anchors), "divisors": torch.zeros_like(anchors[:, :1])}
         own, means = anchors, torch.zeros_like(anchors)
         present = self.setup.class_counts(data) > 0
-        step, stream = self._step(anchors), batches(data, training.batch_size, training.epochs, key)
+        step = self._step(anchors, self.adjustment(data))
+        stream = batches(data, training.batch_size, training.epochs, key)
         steps_of_epoch = -(-data.rows.shape[0] // training.batch_size)
         for _ in range(training.epochs):
             state = loop(step, {**state, **nothing}, islice(stream, steps_of_epoch))
@@ -145,14 +148,14 @@ class FedFA(Method):
     def _adam(self) -> Adam:
         return Adam(self.calibration_learning_rate)
 
-    def _step(self, anchors: Tensor) -> Callable[[Tree, Batch], Tree]:
+    def _step(self, anchors: Tensor, adjustment: Tensor | None) -> Callable[[Tree, Batch], Tree]:
         """Return a step of SGD on the whole model and one of Adam on the classifier, which also collects features."""
         model, optimiser = self.setup.model, self.setup.training.optimiser()
 
         def loss(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
             instances = model.instances(z, batch.y, batch.mask)
-            plain = model.loss(params, z, batch.y, batch.counted)
+            plain = model.loss(params, z, batch.y, batch.counted, adjustment)
             following = {"instances": instances._asdict(), "buffers": buffers}
             return plain + self.anchor_weight * anchor_loss(instances, anchors), following
 

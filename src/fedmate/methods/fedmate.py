@@ -36,7 +36,6 @@ from fedmate.components.classification_fusion import Fusion, Knowledge, train_cl
 from fedmate.components.classifier_integration import Reduction, Targets, fine_tune, integrate
 from fedmate.components.discriminators import Kind, init_discriminator
 from fedmate.components.feature_transmission import is_transmitted, parse_schedule, transmission_period
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.prototype_scrutiny import Beta, Similarity, scrutinise, size_view
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes
 from fedmate.components.server_momentum import ServerMomentum
@@ -65,19 +64,15 @@ NOT_NEGATIVE = Limits(at_least=0)
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedMate(Calibrated, ServerMomentum):
+class FedMate(ServerMomentum):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
     presets: ClassVar[Presets] = {
         "authors": {"method": {"classifier_learning_rate": 0.1}},
         # FedMate+ (docs/beyond.md): a personal model that serves any distribution of classes.
         "plus": {
-            "method": {
-                "calibration": 1.0,
-                "classifier_start": "global",
-                "classifier_learning_rate": 0.02,
-                "server_momentum": 0.5,
-            }
+            "method": {"classifier_start": "global", "classifier_learning_rate": 0.02, "server_momentum": 0.5},
+            "objective": {"calibration": 1.0},
         },
     }
 

@@ -31,7 +31,6 @@ from fedmate.components.classifier_collaboration import (
     drop_small,
     local_statistics,
 )
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
 from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
@@ -54,7 +53,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(Calibrated, ServerMomentum):
+class FedPAC(ServerMomentum):
     """Feature alignment and classifiers combined for each client."""
 
     presets: ClassVar[Presets] = {

@@ -12,7 +12,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, Limits, LocalResult, Tree, option
 from fedmate.methods.base import PartialSharing
@@ -20,7 +19,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedPer(Calibrated, PartialSharing):
+class FedPer(PartialSharing):
     """Federated averaging with personal last layers, trained together with the shared ones."""
 
     citation: ClassVar[str] = "fedper2019"

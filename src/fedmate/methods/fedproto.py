@@ -80,7 +80,8 @@ class FedProto(Method):
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the client's own model towards the prototypes, by cross-entropy alone while there are none."""
         model = self.setup.model
-        objective = centred_loss(model, Centres(download["prototypes"], download["known"], self.prototype_weight))
+        centres = Centres(download["prototypes"], download["known"], self.prototype_weight)
+        objective = centred_loss(model, centres, self.adjustment(data))
         params = train_together(self, client, data, key, objective)
         prototypes, counts = local_prototypes(model, params, data, self.setup.num_classes)
         upload = {"prototypes": prototypes, "class_counts": counts}

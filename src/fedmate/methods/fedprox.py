@@ -14,7 +14,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.proximal import proximal_loss
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, option, supervised_loss
@@ -23,7 +22,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Calibrated, PartialSharing):
+class FedProx(PartialSharing):
     """Federated averaging with a proximal term."""
 
     is_global: ClassVar[bool] = True

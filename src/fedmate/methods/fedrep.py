@@ -15,7 +15,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import ClientData, Limits, LocalResult, Presets, Tree, fold, option
 from fedmate.methods.base import PartialSharing
@@ -23,7 +22,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Calibrated, PartialSharing):
+class FedRep(PartialSharing):
     """Federated learning of a shared representation."""
 
     shared: ClassVar[tuple[str, ...]] = ("extractor",)

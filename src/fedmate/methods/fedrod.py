@@ -27,7 +27,6 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated, prior_adjustment
 from fedmate.core import (
     MODEL_PARTS,
     Batch,
@@ -39,6 +38,7 @@ from fedmate.core import (
     batches,
     fit,
     option,
+    prior_adjustment,
     select,
     tree_map,
 )
@@ -48,7 +48,7 @@ from fedmate.methods.base import SharedServer
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(Calibrated, SharedServer):
+class FedRoD(SharedServer):
     """A balanced generic classifier that is shared, and a personal one added to it."""
 
     citation: ClassVar[str] = "fedrod2022"
@@ -73,7 +73,7 @@ class FedRoD(Calibrated, SharedServer):
         """Train the generic model and the personal classifier side by side."""
         training = self.setup.training
         params = fit(
-            self._objective(data, client["personal_classifier"]["weight"].dtype),
+            self._objective(data),
             {**client, **download},
             batches(data, training.batch_size, training.epochs, key),
             training.optimiser(),
@@ -86,10 +86,10 @@ class FedRoD(Calibrated, SharedServer):
         """A client holds the received model, with its personal classifier added to the generic one."""
         return _added_up({**client, **download})
 
-    def _objective(self, data: ClientData, dtype: torch.dtype) -> Objective:
+    def _objective(self, data: ClientData) -> Objective:
         """Return the sum of both losses; each reaches the parameters it is for, and no other."""
         model, adjustment = self.setup.model, self.adjustment(data)
-        generic_adjustment = self._balance(data, dtype) if self.balanced else adjustment
+        generic_adjustment = self._balance(data) if self.balanced else adjustment
 
         def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
@@ -100,14 +100,14 @@ class FedRoD(Calibrated, SharedServer):
 
         return objective
 
-    def _balance(self, data: ClientData, dtype: torch.dtype) -> Tensor:
+    def _balance(self, data: ClientData) -> Tensor:
         """Return what the balanced softmax adds: as calibration does, and without it with weight 1.
 
         Counts, not shares: a softmax does not see what all its classes have in common.
         """
-        counts = self.setup.class_counts(data).to(dtype)
-        lacking = self.absent_share * bool(self.calibration) * counts.sum()
-        return prior_adjustment(torch.where(counts > 0, counts, lacking), self.calibration or 1.0)
+        counts, objective = self.counts(data), self.setup.objective
+        lacking = objective.absent_share * bool(objective.calibration) * counts.sum()
+        return prior_adjustment(torch.where(counts > 0, counts, lacking), objective.calibration or 1.0)
 
 
 def _added_up(params: Tree) -> Tree:

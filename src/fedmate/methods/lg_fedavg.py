@@ -19,7 +19,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, LocalResult, Presets, Tree
 from fedmate.methods.base import PartialSharing
@@ -27,7 +26,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Calibrated, PartialSharing):
+class LGFedAvg(PartialSharing):
     """Federated averaging of the classifier, on top of personal extractors."""
 
     primary_view: ClassVar[str] = "post"

@@ -10,7 +10,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import ClientData, LocalResult, Tree
 from fedmate.methods.base import PartialSharing
@@ -18,7 +17,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Local(Calibrated, PartialSharing):
+class Local(PartialSharing):
     """Training without a federation."""
 
     primary_view: ClassVar[str] = "post"

@@ -21,7 +21,6 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.components.supervised import train_together
 from fedmate.core import (
     Batch,
@@ -49,7 +48,7 @@ SHORTEST = 1e-8
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MOON(Calibrated, SharedServer):
+class MOON(SharedServer):
     """Model-contrastive federated learning."""
 
     is_global: ClassVar[bool] = True

@@ -30,13 +30,13 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import (
     MODEL_PARTS,
     Batch,
     ClientData,
     Limits,
     LocalResult,
+    Method,
     Objective,
     Tree,
     Wire,
@@ -59,7 +59,7 @@ TRAINED = ("extractor", "classifier")
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Calibrated):
+class Scaffold(Method):
     """Federated averaging with control variates against client drift."""
 
     is_global: ClassVar[bool] = True

@@ -214,6 +214,10 @@ def _read(path: Path) -> dict[str, RunSummary]:
     return found
 
 
+SHOWN = ("method.", "objective.", "server.")
+"""The sections whose options the name of a run spells out."""
+
+
 def run_name(experiment: Experiment) -> str:
     """Return the name of a run: the words that a reader looks for, and a digest of its options."""
     return name_of(tomllib.loads(experiment.to_toml()))
@@ -233,7 +237,7 @@ def name_of(config: Mapping[str, Any]) -> str:
         if key not in EXECUTION and usual.get(key) != value
     }
     digest = hashlib.sha256(json.dumps([names, given], sort_keys=True).encode()).hexdigest()[:12]
-    own = [f"{key}_{_word(value)}" for key, value in sorted(method.items()) if f"method.{key}" in given]
+    own = [f"{key.partition('.')[2]}_{_word(value)}" for key, value in sorted(given.items()) if key.startswith(SHOWN)]
     words = "-".join([method["name"], *own, config["dataset"]["name"], kind, f"seed{config['seed']}"])
     # Names are names of folders, too.
     return re.sub(r"[^A-Za-z0-9._-]", "_", words)[:120] + f"-{digest}"

@@ -1,10 +1,12 @@
-"""Prior calibration: a client's class shares are kept out of its model, and put in again where they hold.
+"""What local training minimises beside the task's loss, for every method alike: the `[objective]` section.
 
-A client trains with cross-entropy on `logits + tau * log p_i`, p_i its class shares. With tau = 1 what makes a class
-likely at this client is explained by p_i, and the logits answer as if all classes were equally likely. The same model
-then serves any test distribution p with `logits + log p`: the client's own, another that is known, or one that is
-estimated from samples without labels; what a class looks like must be the same there. A smaller tau leaves some of p_i
-in the logits: on the client's own distribution `tau * log p_i` is added, elsewhere nothing is.
+**Prior calibration** keeps a client's class shares p_i out of its model. The client trains with cross-entropy on
+`logits + tau * log p_i`. With tau = 1 the logits answer as if all classes were equally likely. The same model then
+serves any test distribution p with `logits + log p`, as long as each class looks the same there. A smaller tau leaves
+some of p_i in the logits.
+
+Two controls change the test instead of training. `own_prior` adds class shares to global models on the own test.
+`posthoc` takes them out of clients' models on the balanced test.
 
 Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit adjustment", ICLR 2021; Ren et al.,
 "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020.
@@ -18,9 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmate.core.data import ClientData
-from fedmate.core.method import Method
-from fedmate.core.options import Limits, option
+from fedmate.core.options import Limits, check_options, option
 from fedmate.errors import UserError
 
 BARRIER = -1e9
@@ -28,8 +28,11 @@ BARRIER = -1e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrated(Method):
-    """A method whose clients can train with prior calibration."""
+class ObjectiveOptions:
+    """The `[objective]` section. `counts` are a client's samples per class, `[classes]`, in the data's type.
+
+    `is_global` tells the global model from one that a client has trained for itself.
+    """
 
     calibration: float = option(
         0.0,
@@ -40,48 +43,60 @@ class Calibrated(Method):
         0.0, "pseudo-frequency of classes that a client lacks in p_i; 0 masks them", Limits(at_least=0, below=1)
     )
     own_prior: bool = option(False, "add log class shares to global models on the own test only: calibration's control")
+    posthoc: float = option(
+        0.0,
+        "weight of log class shares taken out of clients' models on the balanced test only: the other control",
+        Limits(at_least=0, at_most=10),
+    )
+
+    def __post_init__(self) -> None:
+        check_options("objective", ObjectiveOptions, vars(self))
 
     def warnings(self, class_counts: Sequence[Tensor]) -> list[str]:
         """Warn about options without effect, and about clients of a single class."""
-        found = super().warnings(class_counts)
+        found = []
         if self.absent_share and not self.calibration:
-            found.append("`method.absent_share` changes nothing while `method.calibration` is 0.")
-        if self.own_prior and self.calibration:
-            found.append("`method.own_prior` changes nothing beside `method.calibration`.")
+            found.append("`objective.absent_share` changes nothing while `objective.calibration` is 0.")
+        for name in ("own_prior", "posthoc"):
+            if getattr(self, name) and self.calibration:
+                found.append(f"`objective.{name}` changes nothing beside `objective.calibration`.")
         alone = sum(int((counts > 0).sum()) == 1 for counts in class_counts)
-        if alone and (self.calibration or self.own_prior):
-            option = "calibration" if self.calibration else "own_prior"
-            constant = "their loss is constant and " * bool(self.calibration and not self.absent_share)
+        if alone:
+            loss = " their loss is constant and" * bool(self.calibration and not self.absent_share)
             found.append(
-                f"{alone} of {len(class_counts)} clients hold a single class; with `method.{option}` {constant}their "
-                "`own` accuracy is 100 % whatever the model is."
+                f"{alone} of {len(class_counts)} clients hold a single class:{loss} their `own` accuracy is 100 % "
+                "whatever the model is."
             )
         return found
 
     def prior_weight(self, is_global: bool) -> float:
-        """Return how much of the logarithm of a distribution is added to a model's logits to answer for it.
-
-        `own_prior` adds class shares that training did not keep out. A model that a client has trained for itself
-        holds that client's already.
-        """
+        """Return how much of the logarithm of a distribution is added to a model's logits to answer for it."""
         return self.calibration or float(self.own_prior and is_global)
 
-    def adjustment(self, data: ClientData) -> Tensor | None:
-        """Return `tau * log p_i`."""
+    def for_training(self, counts: Tensor) -> Tensor | None:
+        """Return what training adds to the logits, `[classes]`: `tau * log p_i`, or nothing."""
         if not self.calibration:
             return None
-        shares = self._shares(data)
+        shares = counts / counts.sum().clamp(min=1)
         lacking = torch.full_like(shares, self.absent_share)
         return prior_adjustment(torch.where(shares > 0, shares, lacking), self.calibration)
 
-    def own_adjustment(self, data: ClientData, is_global: bool) -> Tensor | None:
-        """Return the same for the test: what a client lacks is not asked for there."""
-        weight = self.prior_weight(is_global)
-        return prior_adjustment(self._shares(data), weight) if weight else None
+    def for_balanced(self, counts: Tensor, is_global: bool) -> Tensor | None:
+        """Return what the balanced test adds: nothing, or `-tau * log p_i` after training.
 
-    def _shares(self, data: ClientData) -> Tensor:
-        counts = self.setup.class_counts(data).to(data.source.mean.dtype)
-        return counts / counts.sum().clamp(min=1)
+        A class that the client lacks counts as half a sample there.
+        """
+        if is_global or self.calibration or not self.posthoc:
+            return None
+        seen = counts.clamp(min=0.5)
+        return -prior_adjustment(seen / seen.sum(), self.posthoc)
+
+    def for_own(self, counts: Tensor, is_global: bool) -> Tensor:
+        """Return what the client's own tests add: no answer names a class that the client lacks."""
+        weight = self.prior_weight(is_global)
+        if weight:
+            return prior_adjustment(counts / counts.sum().clamp(min=1), weight)
+        return torch.zeros_like(counts).masked_fill(counts <= 0, BARRIER)
 
 
 def prior_adjustment(shares: Tensor, tau: float) -> Tensor:

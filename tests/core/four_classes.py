@@ -1,15 +1,12 @@
-"""Methods that can be calibrated, and a network and samples that are small enough to follow by hand."""
+"""A network and samples that are small enough to follow by hand."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from fedmate.components.prior_calibration import Calibrated
 from fedmate.core import ClientData, Model, client_data, make_key, normal
-from fedmate.methods import METHODS
 
-CALIBRATED = [name for name in METHODS.names() if issubclass(METHODS[name], Calibrated)]
 CLASSES = 4
 
 

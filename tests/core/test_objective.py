@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.components.calibrated import CLASSES, model, samples
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.components.prior_calibration import BARRIER, Calibrated, estimate_prior
-from fedmate.core import Setup, Training
+from fedmate.core.objective import BARRIER, ObjectiveOptions, estimate_prior
 from fedmate.errors import UserError
-from fedmate.methods import METHODS
 
 
-def make(name: str = "fedavg", **options: object) -> Calibrated:
-    training = Training(batch_size=4, epochs=2, learning_rate=0.1)
-    method = METHODS[name](setup=Setup(model(), CLASSES, 3, training), **options)
-    assert isinstance(method, Calibrated)
-    return method
-
-
-# -------------------- what is added
+def counts(*held: int) -> Tensor:
+    return torch.tensor(held, dtype=torch.float64)
 
 
 def test_a_class_that_is_not_held_may_count_as_rare_in_training_and_is_never_asked_for() -> None:
-    data = samples([0, 0, 0, 1])
-    method = make(calibration=0.5, absent_share=0.01)
-    found, own = method.adjustment(data), method.own_adjustment(data, is_global=False)
+    objective = ObjectiveOptions(calibration=0.5, absent_share=0.01)
+    found, own = objective.for_training(counts(3, 1, 0, 0)), objective.for_own(counts(3, 1, 0, 0), is_global=False)
     assert found is not None
-    assert own is not None
     assert_close(found, 0.5 * torch.tensor([0.75, 0.25, 0.01, 0.01], dtype=torch.float64).log())
     assert own.tolist() == [*found[:2].tolist(), BARRIER, BARRIER]
+    assert objective.for_balanced(counts(3, 1, 0, 0), is_global=False) is None
 
 
-def test_the_control_adds_class_shares_to_global_models_on_the_own_test_alone() -> None:
+def test_one_control_adds_class_shares_to_global_models_on_the_own_test_alone() -> None:
     """A model that a client has trained for itself holds them: to add them would be to add them twice."""
-    data = samples([0, 0, 0, 1, 2, 3])
-    control, calibrated = make(own_prior=True), make(calibration=1.0)
-    assert control.adjustment(data) is None
-    assert_close(control.own_adjustment(data, is_global=True), calibrated.own_adjustment(data, is_global=True))
-    assert control.own_adjustment(data, is_global=False) is None
+    held, control, calibrated = counts(3, 1, 1, 1), ObjectiveOptions(own_prior=True), ObjectiveOptions(calibration=1.0)
+    assert control.for_training(held) is None
+    assert_close(control.for_own(held, is_global=True), calibrated.for_own(held, is_global=True))
+    assert not control.for_own(held, is_global=False).any()
+
+
+def test_the_other_takes_them_out_of_clients_models_on_the_balanced_test_alone() -> None:
+    held, control = counts(3, 1, 0), ObjectiveOptions(posthoc=0.5)
+    assert control.for_training(held) is None
+    assert control.for_balanced(held, is_global=True) is None
+    expected = -0.5 * torch.tensor([3 / 4.5, 1 / 4.5, 0.5 / 4.5], dtype=torch.float64).log()
+    assert_close(control.for_balanced(held, is_global=False), expected)
+    assert ObjectiveOptions(posthoc=0.5, calibration=1.0).for_balanced(held, is_global=False) is None
+
+
+def test_no_method_answers_on_the_own_test_with_a_class_that_the_client_lacks() -> None:
+    for is_global in (False, True):
+        assert ObjectiveOptions().for_own(counts(2, 0, 7), is_global).tolist() == [0, BARRIER, 0]
 
 
 # -------------------- what it is for
