@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedmate.experiment.config import flat
+from fedmate.experiment.sections import flat
 from fedmate.report.plots import MOST, Panel, PartitionPlot, Plot, Series
 from fedmate.studies.plots import line, panels, title_of, to_draw
 from fedmate.studies.records import RunSummary

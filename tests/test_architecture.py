@@ -49,7 +49,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     ),
     "progress": ("experiment", "errors"),
     "catalogue": (
-        *("experiment.config", "experiment.record"),
+        *("experiment.config", "experiment.sections", "experiment.record"),
         *("backends", "core", "data", "methods", "models", "errors"),
     ),
     "api": ("progress", "experiment", "data", "errors"),

@@ -35,8 +35,9 @@ from fedmate.core.options import Registry, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import PLAIN_SECTIONS, TUNED, General, tuned_on
+from fedmate.experiment.config import TUNED, tuned_on
 from fedmate.experiment.record import Record, runs_of
+from fedmate.experiment.sections import PLAIN_SECTIONS, General
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 

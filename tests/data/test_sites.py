@@ -10,8 +10,9 @@ import pytest
 
 from fedmate.errors import UserError
 from fedmate.experiment.build import build
-from fedmate.experiment.config import ConfigSource, Experiment, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.inputs import NO_INPUTS, make_federation, split_samples
+from fedmate.experiment.sections import Experiment
 
 DECLARED: dict[str, Any] = {"name": "sites", "classes": ["ant", "bee", "cat"], "shape": [1, 4, 4]}
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fedmate.core import Limits, option
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.errors import UserError
-from fedmate.experiment.config import ConfigSource, Experiment, load_file, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, load_file, parse_set, resolve
+from fedmate.experiment.sections import Experiment
 
 COMMON = {"redundant_clients": 0.0, "redundant_samples": 0.5}
 """What every partition has."""

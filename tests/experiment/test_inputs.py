@@ -14,9 +14,10 @@ import torch
 
 from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, parse_set
+from fedmate.experiment.config import parse_set
 from fedmate.experiment.inputs import NO_INPUTS, ClientSplit, UserInputs, held_out, make_federation, split_samples
 from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.sections import Experiment
 
 CLASSES, EACH, TESTED = 5, 120, 4
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedmate.experiment.config import Experiment, load_file, parse_set
+from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.prepare import Request, compose, dropped
+from fedmate.experiment.sections import Experiment
 
 
 def asked(

@@ -11,8 +11,9 @@ import pytest
 
 from fedmate.errors import UserError
 from fedmate.experiment import config
-from fedmate.experiment.config import ConfigSource, Experiment, parse_set, resolve
+from fedmate.experiment.config import ConfigSource, parse_set, resolve
 from fedmate.experiment.prepare import Request, compose
+from fedmate.experiment.sections import Experiment
 
 FOUND = """
 [fedrep.cifar10]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment
 from fedmate.experiment.prepare import compose
+from fedmate.experiment.sections import Experiment
 from fedmate.flower.run_config import request_of
 
 APP = Path(__file__).parents[2] / "flower"

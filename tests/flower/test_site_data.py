@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedmate.core import ClientData
 from fedmate.errors import UserError
-from fedmate.experiment.config import ConfigSource, Experiment, resolve
+from fedmate.experiment.config import ConfigSource, resolve
+from fedmate.experiment.sections import Experiment
 from fedmate.flower.site_data import SiteFile, load_data, read_site
 
 CLASSES = ["ant", "bee", "cat"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedmate.data import Arrays, Dataset
-    from fedmate.experiment.config import Section
+    from fedmate.experiment.sections import Section
     from fedmate.report.plots import PartitionPlot
 
 NAMED = 10

@@ -16,8 +16,8 @@ from fedmate.core.shapes import count_flops
 from fedmate.core.tree import fit_to
 from fedmate.data import Arrays, Normalisation
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment, General
 from fedmate.experiment.inputs import NO_INPUTS, ClientSplit, UserInputs, make_federation, split_samples
+from fedmate.experiment.sections import Experiment, General
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 

@@ -10,97 +10,29 @@ that were found for it on the data set of the experiment.
 from __future__ import annotations
 
 import tomllib
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
-
-import tomli_w
+from typing import Any, NamedTuple
 
 from fedmate.backends import BACKENDS
-from fedmate.core import Limits, Method, ObjectiveOptions, Training, option
-from fedmate.core.options import NONE, Registry, check_options, check_type, options_of, spelled
+from fedmate.core.options import Registry, check_options, check_type, options_of, spelled
 from fedmate.data import DATASETS, Dataset
-from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.data.sources import expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.record import Record
+from fedmate.experiment.sections import (
+    COMMON,
+    NAMED_SECTIONS,
+    PLAIN_SECTIONS,
+    Experiment,
+    General,
+    Section,
+    Values,
+)
 from fedmate.methods import METHODS
-from fedmate.models import MODELS, Architecture
-
-Values: TypeAlias = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class General:
-    """The keys outside any section."""
-
-    seed: int = option(0, "where all randomness comes from")
-    rounds: int = option(50, "how many rounds there are (T)", Limits(at_least=1))
-    participation: float = option(1.0, "share of clients sampled each round", Limits(above=0, at_most=1))
-    eval_every: int = option(10, "rounds between evaluations; the last is always evaluated", Limits(at_least=1))
-    evaluate_on: Literal["test", "validation"] = option(
-        "test", "`validation`: training samples that no client holds instead, to choose settings on"
-    )
-    validation_per_class: int = option(100, "how many of those there are for each class", Limits(at_least=1))
-    holdout_clients: float = option(
-        0.0, "share of clients held out of training and evaluated as unseen clients", Limits(at_least=0, below=1)
-    )
-    checkpoint_every: int = option(10, "rounds between checkpoints; the last is always saved", Limits(at_least=1))
-    backend: str = option("auto", "how clients are run; `auto` chooses")
-    chunk_size: int | None = option(None, "the most clients at once, to bound memory", Limits(at_least=1))
-    device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU if there is one")
-    dtype: Literal["float32", "float64"] = option("float32", "precision of data and parameters")
-    precision: Literal["strict", "tf32", "bf16"] = option(
-        "tf32", "how a GPU multiplies: `strict`, numbers as they are; `tf32`, rounded to 10 bits; `bf16`, to 7"
-    )
-    min_clients: int = option(
-        1, "clients that must answer for a round to count, where they live elsewhere", Limits(at_least=1)
-    )
-    patience: float = option(
-        600.0, "seconds to wait for the next answer, where clients live elsewhere", Limits(above=0)
-    )
-
-
-@dataclass(frozen=True)
-class Section:
-    """A named choice and its options, all of them spelled out."""
-
-    name: str
-    options: Values
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Everything a run is made from: two equal experiments give the same record."""
-
-    general: General
-    dataset: Section
-    partition: Section
-    model: Section
-    training: Training
-    objective: ObjectiveOptions
-    method: Section
-
-    def to_dict(self) -> Values:
-        """Return what its file holds: the keys outside the sections, and a dictionary for each section."""
-        values = asdict(self.general)
-        for field in fields(self)[1:]:
-            section = getattr(self, field.name)
-            named = isinstance(section, Section)
-            values[field.name] = {"name": section.name, **section.options} if named else asdict(section)
-        return values
-
-    def to_toml(self) -> str:
-        """Write the experiment as a file that `load_file` reads back."""
-        pairs = [(key, NONE if value is None else value) for key, value in flat(self.to_dict()).items()]
-        return tomli_w.dumps(nest("the experiment", pairs).values)
-
-    def with_general(self, **changes: str) -> Experiment:
-        """Return a copy with some keys outside the sections replaced."""
-        return replace(self, general=replace(self.general, **changes))  # type: ignore[arg-type]
 
 
 class ConfigSource(NamedTuple):
@@ -109,16 +41,6 @@ class ConfigSource(NamedTuple):
     source: str
     values: Values
 
-
-NAMED_SECTIONS: dict[str, Registry[Any]] = {
-    "dataset": DATASETS,
-    "partition": PARTITIONS,
-    "model": MODELS,
-    "method": METHODS,
-}
-PLAIN_SECTIONS: dict[str, type] = {"training": Training, "objective": ObjectiveOptions}
-COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
-"""The options that all rows of a section's table share: they survive a change of name."""
 
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
 
@@ -181,15 +103,6 @@ def nest(source: str, pairs: Iterable[tuple[str, Any]]) -> ConfigSource:
     return ConfigSource(source, values)
 
 
-def flat(values: Mapping[str, Any]) -> Values:
-    """Return values with their keys written `key` and `section.key`."""
-    return {
-        f"{key}.{inner}".removesuffix("."): leaf
-        for key, value in values.items()
-        for inner, leaf in (value.items() if isinstance(value, dict) else [("", value)])
-    }
-
-
 def resolve(layers: Sequence[ConfigSource]) -> Experiment:
     """Put layers together into an experiment, or raise `UserError` for the first thing that is wrong."""
     for layer in layers:
@@ -199,18 +112,18 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
     method = _resolve_section("method", layers)
     implied = ConfigSource(f"the method `{method.name}`", METHODS[method.name].defaults)
     layers = [_defaults_of(dataset, layers), implied, *layers]
-    general, plain = Values(), {section: Values() for section in PLAIN_SECTIONS}
+    general = Values()
     for layer in layers:
         found = {key: value for key, value in layer.values.items() if key in options_of(General)}
         general |= _typed("", General, found, layer.source)
-        for section, cls in PLAIN_SECTIONS.items():
-            plain[section] |= _typed(section, cls, layer.values.get(section, {}), layer.source)
     check_options("", General, general)
-    named: dict[str, Any] = {section: _resolve_section(section, layers) for section in ("partition", "model", "method")}
-    options = {section: cls(**plain[section]) for section, cls in PLAIN_SECTIONS.items()}
+    sections: dict[str, Any] = {name: _resolve_section(name, layers) for name in ("partition", "model", "method")}
+    for name, cls in PLAIN_SECTIONS.items():
+        typed = [_typed(name, cls, layer.values.get(name, {}), layer.source) for layer in layers]
+        sections[name] = cls(**dict(ChainMap(*reversed(typed))))
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")
-    return Experiment(general=General(**general), dataset=dataset, **named, **options)
+    return Experiment(general=General(**general), dataset=dataset, **sections)
 
 
 def check_shape(layer: ConfigSource) -> None:

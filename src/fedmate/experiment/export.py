@@ -14,11 +14,11 @@ from fedmate.core import Method, Tree, fold, unmapped
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, build
 from fedmate.experiment.checkpoint import Restored, read_steadily
-from fedmate.experiment.config import Experiment
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs, split_samples
 from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.priors import Calibration
 from fedmate.experiment.record import Record
+from fedmate.experiment.sections import Experiment
 
 
 class TrainedRun(NamedTuple):

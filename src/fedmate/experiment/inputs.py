@@ -21,7 +21,8 @@ from fedmate.data.arrays import Pool, Sites, fingerprint
 from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
 from fedmate.data.sources import data_folder
 from fedmate.errors import UserError
-from fedmate.experiment.config import ConfigSource, Experiment
+from fedmate.experiment.config import ConfigSource
+from fedmate.experiment.sections import Experiment
 
 Rows = NDArray[np.int64]
 

@@ -25,10 +25,8 @@ from fedmate.experiment.config import (
     DEFAULT_NAMES,
     TUNED,
     ConfigSource,
-    Experiment,
     check_shape,
     elsewhere,
-    flat,
     load_file,
     lookup,
     resolve,
@@ -37,6 +35,7 @@ from fedmate.experiment.config import (
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs
 from fedmate.experiment.record import Record, Recorder, runs_of
 from fedmate.experiment.run import Observer, run
+from fedmate.experiment.sections import Experiment, flat
 from fedmate.methods import METHODS
 
 LENIENT = ("min_clients", "patience")

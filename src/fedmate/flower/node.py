@@ -19,10 +19,10 @@ from fedmate.core import ClientData, Federation, Method, Tree, make_key
 from fedmate.data.sources import expand
 from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.build import Signature, decide_device, make_method
-from fedmate.experiment.config import Experiment
 from fedmate.experiment.export import TrainedRun, describe
 from fedmate.experiment.inputs import NO_INPUTS, make_federation, split_samples
 from fedmate.experiment.prepare import compose
+from fedmate.experiment.sections import Experiment
 from fedmate.flower.client import Client
 from fedmate.flower.client_state import ClientState, make_private
 from fedmate.flower.messages import (

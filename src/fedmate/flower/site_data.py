@@ -24,8 +24,9 @@ from fedmate.data.files import FileDataset
 from fedmate.data.sources import data_folder, expand
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.build import decide_device
-from fedmate.experiment.config import ConfigSource, Experiment, Section, load_file, resolve
+from fedmate.experiment.config import ConfigSource, load_file, resolve
 from fedmate.experiment.inputs import random_of, ready
+from fedmate.experiment.sections import Experiment, Section
 from fedmate.flower.client_state import make_private
 
 KEYS = ("state", "data")

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple, final
 
 from fedmate import storage
 from fedmate.errors import UserError
-from fedmate.experiment.config import NAMED_SECTIONS, ConfigSource, Experiment, flat, resolve
+from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.experiment.record import Record
+from fedmate.experiment.sections import NAMED_SECTIONS, Experiment, flat
 from fedmate.methods import METHODS
 
 FORMAT = 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedmate.errors import UserError
-from fedmate.experiment.config import Experiment
+from fedmate.experiment.sections import Experiment
 
 LEARNING_RATE = "training.learning_rate"
 FACTOR = 5.0

@@ -27,17 +27,9 @@ from fedmate.core.options import options_of
 from fedmate.data import DATASETS
 from fedmate.data.sources import data_folder
 from fedmate.errors import UserError, nearest
-from fedmate.experiment.config import (
-    DEFAULT_NAMES,
-    TUNED,
-    ConfigSource,
-    Experiment,
-    Values,
-    load_file,
-    resolve,
-    tuned_on,
-)
+from fedmate.experiment.config import DEFAULT_NAMES, TUNED, ConfigSource, load_file, resolve, tuned_on
 from fedmate.experiment.record import TESTS, VIEWS
+from fedmate.experiment.sections import Experiment, Values
 from fedmate.methods import METHODS
 from fedmate.studies.records import run_name
 

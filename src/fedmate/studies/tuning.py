@@ -22,10 +22,11 @@ from fedmate.core.method import Method
 from fedmate.core.options import NONE, options_of
 from fedmate.data import DATASETS
 from fedmate.errors import DivergedError, UserError
-from fedmate.experiment.config import ConfigSource, Experiment, Values, nest, resolve
+from fedmate.experiment.config import ConfigSource, nest, resolve
 from fedmate.experiment.inputs import UserInputs, split_samples
 from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.record import VIEWS
+from fedmate.experiment.sections import Experiment, Values
 from fedmate.methods import METHODS
 from fedmate.report.tables import Table, to_csv
 from fedmate.studies.records import Records, command_of
