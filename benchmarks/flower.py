@@ -34,10 +34,9 @@ from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.prepare import Request, begin, compose
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer, run
-from fedmate.flower import messages
-from fedmate.flower.client import Client
-from fedmate.flower.client_state import ClientState
-from fedmate.flower.environment import need_flower
+from fedmate.flower import messages, need_flower
+from fedmate.flower.backend import Flower
+from fedmate.flower.client import Client, ClientState
 from fedmate.flower.messages import write_reply, write_request
 
 Row: TypeAlias = dict[str, Any]
@@ -116,7 +115,7 @@ def measure_bytes(rounds: int, folder: Path) -> Iterator[Row]:
         case, token = Case(method=name, clients=1, samples=50, epochs=1), "ab" * 16
         method, federation, key = make_method(case), make_federation(case), make_randomness(case)
         store = ClientState(folder / name, token, 0)
-        client = Client(0, 1, method, federation.clients[0], federation.test, key, store)
+        client = Client(0, Flower(method, federation, key), store, federation.clients[0], federation.test)
         server = method.init_server(method.setup.model.init_params(), 1, key)
         download = select(method.download(server, torch.tensor(0)), method.wire(0).down)
         request = messages.Request("train", 0, False, flatten(download))

@@ -25,7 +25,7 @@ from benchmarks.case import Case
 from benchmarks.measure import Timing
 from fedmate.backends.sequential import available_cores
 from fedmate.errors import UserError
-from fedmate.flower.environment import QUIET
+from fedmate.flower import QUIET
 
 WARM_UP = 2
 """Rounds before those that count: in the first every worker loads torch."""

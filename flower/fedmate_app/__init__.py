@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedmate.flower.environment import silence
+from fedmate.flower import silence
 
 silence()
 

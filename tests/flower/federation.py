@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from fedmate.flower.environment import QUIET
-from fedmate.flower.keys import make_keys
+from fedmate.flower import QUIET
+from fedmate.flower.deploy import make_keys
 
 APP = Path(__file__).parents[2] / "flower"
 HERE = "127.0.0.1"

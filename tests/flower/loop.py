@@ -12,8 +12,7 @@ from fedmate.core.tree import pack, unpack
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import ConfigSource, resolve
 from fedmate.flower.backend import Flower
-from fedmate.flower.client import Client
-from fedmate.flower.client_state import ClientState
+from fedmate.flower.client import Client, ClientState
 from fedmate.flower.messages import Answer, Leaves, Reply, Request
 from fedmate.flower.transport import Transport
 
@@ -46,8 +45,8 @@ class Loop(Transport):
 
     def client(self, number: int) -> Client:
         federation, state = self.ready.federation, ClientState(self.folder, TOKEN, number)
-        data, key = federation.clients[number], make_key(3)
-        return Client(number, CLIENTS, self.ready.method, data, federation.test, key, state)
+        backend = Flower(self.ready.method, federation, make_key(3))
+        return Client(number, backend, state, federation.clients[number], federation.test)
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
         self.wanted.append(wanted)

@@ -30,8 +30,8 @@ import fedmate
 from fedmate.core.tree import unpack
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
-from fedmate.flower.check import status
 from fedmate.flower.client import Client
+from fedmate.flower.deploy import status
 from fedmate.flower.messages import Reply, Request
 from fedmate.flower.node import open_client
 from fedmate.flower.server import conduct
@@ -124,7 +124,7 @@ def reference(place: Place) -> Path:
     """The folder of the run that nothing happens to."""
     folder = place.app.parent / "reference"
     config, console = {**CONFIG, "out": str(folder)}, Console(file=StringIO())
-    conduct(config, place.app, lambda run: nullcontext(Direct(place, run.experiment)), console)
+    conduct(config, place.app, lambda backend, folder, token: nullcontext(Direct(place, token)), console)
     return folder
 
 

@@ -24,15 +24,15 @@ from fedmate.flower.messages import (
     ErrorReply,
     Introduction,
     Leaves,
-    MessageError,
+    PublicError,
     Request,
-    read_answer,
-    read_introduction,
+    read_reply,
     read_request,
     write_reply,
     write_request,
 )
 from fedmate.flower.node import answer
+from fedmate.storage import lock
 
 LEAVES = {
     "classifier/bias": torch.tensor([0.1, -math.inf, math.nan], dtype=torch.float32),
@@ -62,15 +62,15 @@ def test_messages_arrive_as_they_were() -> None:
     assert (experiment, client, found._replace(download={})) == (TOKEN, 3, request._replace(download={}))
     assert same(found.download, LEAVES)
     metrics = {"losses": [2.5, math.inf], "valid": [1.0], "post": [0.0, math.nan]}
-    reply = read_answer(carried(write_reply(Answer(LEAVES, metrics))))
+    reply = read_reply(carried(write_reply(Answer(LEAVES, metrics))))
     assert isinstance(reply, Answer)
     assert str(reply.metrics) == str(metrics)
     assert same(reply.upload, LEAVES)
     # It is the receiver's own, to be written to.
     reply.upload["num_samples"].fill_(1)
     error, node = ErrorReply("out of paper"), Introduction(4, "0.1.0")
-    assert read_answer(carried(write_reply(error))) == read_introduction(carried(write_reply(error))) == error
-    assert read_introduction(carried(write_reply(node))) == node
+    assert read_reply(carried(write_reply(error))) == error
+    assert read_reply(carried(write_reply(node))) == node
 
 
 # -------------------- hostile content
@@ -95,9 +95,9 @@ def upload(name: str = "x", **changes: Any) -> RecordDict:
     ],
 )
 def test_an_array_that_is_none_is_named(changes: dict[str, Any]) -> None:
-    assert isinstance(read_answer(upload()), Answer)
-    with pytest.raises(MessageError, match=r"^`upload/.*` has bytes that do not fit its type and shape$") as error:
-        read_answer(upload(**changes))
+    assert isinstance(read_reply(upload()), Answer)
+    with pytest.raises(PublicError, match=r"^`upload/.*` has bytes that do not fit its type and shape$") as error:
+        read_reply(upload(**changes))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 400
 
@@ -105,17 +105,17 @@ def test_an_array_that_is_none_is_named(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("read", "records", "reason"),
     [
-        (read_answer, {**upload(), "more": ConfigRecord({"x": 1})}, "holds `upload`, `metrics`, `more`"),
-        (read_answer, {"\x1b[2J": ConfigRecord({})}, "holds `?[2J`"),
-        (read_answer, {**upload(), "upload": MetricRecord({"x": 1.0})}, "`upload` is a `MetricRecord`"),
-        (read_answer, {**upload(), "metrics": MetricRecord({"losses": [1, 2]})}, "something else than lists of floats"),
-        (read_answer, {"error": ConfigRecord({"reason": 1})}, "`error` has other entries than reason"),
+        (read_reply, {**upload(), "more": ConfigRecord({"x": 1})}, "holds `upload`, `metrics`, `more`"),
+        (read_reply, {"\x1b[2J": ConfigRecord({})}, "holds `?[2J`"),
+        (read_reply, {**upload(), "upload": MetricRecord({"x": 1.0})}, "`upload` is a `MetricRecord`"),
+        (read_reply, {**upload(), "metrics": MetricRecord({"losses": [1, 2]})}, "something else than lists of floats"),
+        (read_reply, {"error": ConfigRecord({"reason": 1})}, "`error` has other entries than reason"),
         (read_request, {"download": ArrayRecord(), "request": ConfigRecord({"client": "0"})}, "`request` has"),
-        (read_introduction, {"node": ConfigRecord({"partition": 1.0, "fedmate": "0"})}, "`node` has other entries"),
+        (read_reply, {"node": ConfigRecord({"partition": 1.0, "fedmate": "0"})}, "`node` has other entries"),
     ],
 )
 def test_a_message_that_is_none_is_refused(read: Callable[[Any], Any], records: dict[str, Any], reason: str) -> None:
-    with pytest.raises(MessageError) as error:
+    with pytest.raises(PublicError) as error:
         read(carried(RecordDict(records)))
     assert reason in str(error.value)
 
@@ -129,11 +129,11 @@ def client(tmp_path: Path) -> Client:
 
 
 def test_the_bytes_of_arrays_are_those_that_are_counted(client: Client) -> None:
-    everything = client.method.download(start(built("fedmate")), torch.tensor(1))
-    download = select(everything, client.method.wire(0).down)
+    everything = client.backend.method.download(start(built("fedmate")), torch.tensor(1))
+    download = select(everything, client.backend.method.wire(0).down)
     question = write_request(TOKEN, 1, Request("train", 0, False, flatten(download)))
     reply = answer(question, lambda _: client)
-    found = read_answer(reply)
+    found = read_reply(reply)
     assert isinstance(found, Answer)
     for record, tree in ((question["download"], download), (reply["upload"], unflatten(found.upload))):
         assert sum(len(one.data) for one in record.values()) == sum(itemise(tree).values()) > 0
@@ -147,7 +147,7 @@ def test_an_error_becomes_a_sentence_that_says_nothing_of_the_site(client: Clien
                 raise error
             return client
 
-        reply = read_answer(answer(write_request(TOKEN, asked, Request("train", 0, False, {})), opened, **more))
+        reply = read_reply(answer(write_request(TOKEN, asked, Request("train", 0, False, {})), opened, **more))
         assert isinstance(reply, ErrorReply)
         return reply.reason
 
@@ -155,7 +155,7 @@ def test_an_error_becomes_a_sentence_that_says_nothing_of_the_site(client: Clien
     assert "patients" not in reason(UserError("`/home/essen/patients.csv` is odd."))
     # On the server's own machine the reason is no secret.
     assert reason(UserError("`x` is odd."), is_virtual=True) == "`x` is odd"
-    with client.state.lock():
+    with lock(client.state.folder / "lock"):
         assert reason() == "it is still at an earlier message"
     assert reason(asked=0) == "client 0 is asked, but this is client 1"
     assert reason().startswith("the download of round 1 is none of this experiment")

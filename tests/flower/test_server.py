@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,14 +19,13 @@ import fedmate
 from fedmate.backends.client import accuracies
 from fedmate.core import flatten
 from fedmate.errors import FedmateError, UserError
-from fedmate.experiment.inputs import NO_INPUTS
 from fedmate.experiment.predict import load_model
 from fedmate.experiment.record import Record
 from fedmate.flower import node, server
-from fedmate.flower.backend import Federated
+from fedmate.flower.backend import Flower
 from fedmate.flower.client import Client
-from fedmate.flower.messages import Answer, ErrorReply, Reply, Request
-from fedmate.flower.node import SiteDataError, open_client
+from fedmate.flower.messages import Answer, ErrorReply, PublicError, Reply, Request
+from fedmate.flower.node import open_client
 from fedmate.flower.server import conduct, over
 from fedmate.flower.transport import Transport
 
@@ -51,14 +51,15 @@ LIES: tuple[list[float], ...] = ([2.0], [-0.1], [float("inf")], [0.5, 0.5], [])
 class Nodes(Transport):
     """The nodes of a grid, in this process."""
 
-    def __init__(self, app: App, config: dict[str, Any], run: Federated) -> None:
-        self.app, self.config, self.run, self.answers = app, config, run, list[tuple[Request, Answer]]()
+    def __init__(self, app: App, config: dict[str, Any], backend: Flower, token: str) -> None:
+        self.app, self.config, self.backend, self.token = app, config, backend, token
+        self.answers = list[tuple[Request, Answer]]()
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
         return {client: self._send(client, request) for client, request in requests.items()}
 
     def _send(self, client: int, request: Request) -> Reply:
-        answer = self.app.open(self.config, client, self.run.experiment).answer(request)
+        answer = self.app.open(self.config, client, self.token).answer(request)
         self.answers.append((request, answer))
         return self.app.spoil(client, request, answer)
 
@@ -80,8 +81,8 @@ class App:
         console = Console(file=io.StringIO(), width=140)
 
         @contextmanager
-        def connect(run: Federated) -> Iterator[Transport]:
-            self.transports.append(Nodes(self, config, run))
+        def connect(backend: Flower, folder: Path, token: str) -> Iterator[Transport]:
+            self.transports.append(Nodes(self, config, backend, token))
             yield self.transports[-1]
 
         try:
@@ -100,7 +101,7 @@ class App:
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
-    node._plan.cache_clear()
+    node._built.cache_clear()
     monkeypatch.setenv("FEDMATE_STATE", str(tmp_path / "states"))
     monkeypatch.chdir(tmp_path)
     for name, text in DATASETS.items():
@@ -137,7 +138,7 @@ def test_a_server_that_was_stopped_goes_on_to_the_numbers_of_the_reference(app: 
     output = app.run("shares")
     assert "fedper: continuing after round 2/3" in output
     assert f"Record: {app.folder / 'out'}\n" in output
-    assert [(one.run.patience, one.run.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
+    assert [(one.backend.patience, one.backend.min_clients) for one in app.transports] == [(600.0, 1), (50.0, 2)]
     reference = fedmate.run(file, set={"backend": "sequential"}, out=app.folder / "reference")
     record = Record(app.folder / "out")
     assert figures(record) == figures(reference)
@@ -188,16 +189,16 @@ def test_sites_that_fail_or_lie_are_left_out_and_named(app: App) -> None:
 
 
 def ask(site: Client, kind: Any) -> Answer:
-    server = site.method.init_server(site.method.setup.model.init_params(), site.num_clients, site.key)
-    down = site.method.download(server, torch.tensor(site.number))
-    return site.answer(Request(kind, 0, True, flatten({part: down[part] for part in site.method.wire(0).down})))
+    method, key = site.backend.method, site.backend.key
+    server = method.init_server(method.setup.model.init_params(), CLIENTS, key)
+    return site.answer(Request(kind, 0, True, flatten(site.backend.download(server, 0, torch.tensor(site.number)))))
 
 
 def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) -> None:
     """The accuracy on a test distributed as its samples: by hand, and of the model that it keeps."""
     site = app.open(PRIOR, 0)
-    assert site.method.setup.class_counts(site.data).tolist() == [0, 8, 24]
-    assert site.method.setup.class_counts(site.test).tolist() == [0, 2, 6]
+    assert site.backend.method.setup.class_counts(site.data).tolist() == [0, 8, 24]
+    assert site.backend.method.setup.class_counts(site.test).tolist() == [0, 2, 6]
     metrics = ask(site, "train").metrics
     assert metrics.keys() == {"losses", "valid", "post"}
     assert len(metrics["post"]) == 1
@@ -210,7 +211,8 @@ def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) ->
     assert (model.origin["client"], model.origin["round"]) == (0, 1)
     right = model.predict(site.test.source.samples[site.test.rows].numpy(), prior="own").labels == site.test.y.numpy()
     assert view.metrics["pre"] == [pytest.approx(right.mean())]
-    plain, own = accuracies(site.method, site.method.setup.model.init_params(), site.data, site.test, True).tolist()
+    method = site.backend.method
+    plain, own = accuracies(method, method.setup.model.init_params(), site.data, site.test, True).tolist()
     assert own[1:] != plain[1:]
     assert np.isnan(own[0])
     assert view.metrics["pre"] == [pytest.approx((8 * own[1] + 24 * own[2]) / 32)]
@@ -231,7 +233,7 @@ def test_a_mistake_at_a_node_is_one_sentence(
 ) -> None:
     file = app.folder / "site-0.toml"
     file.write_text(file.read_text().replace("cat", "secret disease"))
-    with pytest.raises((UserError, SiteDataError)) as caught:
+    with pytest.raises(PublicError) as caught:
         open_client({**USUAL, "experiment": experiment}, node_config, TOKEN, app.folder)
     assert sentence in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -246,7 +248,11 @@ class InMemoryGrid:
 
 def test_a_simulation_has_a_node_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "START", -1.0)
-    work = Federated(Path(), TOKEN, CLIENTS, 1, 60.0, NO_INPUTS, 0)
+    backend = Mock(federation=Mock(clients=[None] * CLIENTS))
+    monkeypatch.setattr(server, "Checkpoint", lambda folder: Mock(state=Mock(round=0)))
     wanted = r"has 20 nodes, but .* 3 clients; .* num-supernodes=3`\.$"
-    with pytest.raises(UserError, match=wanted), over(InMemoryGrid(), Console(file=io.StringIO()))(work):
+    with (
+        pytest.raises(UserError, match=wanted),
+        over(InMemoryGrid(), Console(file=io.StringIO()))(backend, Path(), TOKEN),
+    ):
         pass

@@ -9,6 +9,7 @@ import typer
 
 from fedmate.cli import Command, one_line
 from fedmate.errors import UserError
+from fedmate.flower import need_flower
 
 deploy = typer.Typer(
     add_completion=False,
@@ -31,12 +32,10 @@ def keys(
     ] = 397,
 ) -> None:
     """Make the certificate of a server and the keys of sites; add to them later."""
-    from fedmate.flower.environment import need_flower
-
     if not server and not sites:
         raise UserError("`fedmate deploy keys` makes nothing yet; give `--server`, `--sites` or both.")
     need_flower()
-    from fedmate.flower.keys import make_keys, site_names
+    from fedmate.flower.deploy import make_keys, site_names
 
     items = make_keys(folder, server or [], site_names(sites) if sites else [], days)
     wide = max(len(str(item.path)) for item in items)
@@ -61,7 +60,8 @@ def check(
     ] = None,
 ) -> None:
     """Look whether a site is ready, before a SuperNode is started; status 2 if it is not."""
-    from fedmate.flower.check import check
+    need_flower()
+    from fedmate.flower.deploy import check
 
     if site is None and superlink is None:
         raise UserError("`fedmate deploy check` has nothing to look at; give a site's file, `--superlink` or both.")
@@ -87,7 +87,8 @@ def status(
     ] = None,
 ) -> None:
     """Show how far a site or a server has come; nothing is changed."""
-    from fedmate.flower.check import status
+    need_flower()
+    from fedmate.flower.deploy import status
     from fedmate.flower.node import default_state
     from fedmate.flower.site_data import read_site
 

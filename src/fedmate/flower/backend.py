@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -27,11 +27,10 @@ from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_
 from fedmate.core.shapes import trace_update
 from fedmate.errors import StoppedError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
-from fedmate.experiment.inputs import NO_INPUTS, UserInputs
-from fedmate.flower.client_state import VIRTUAL, ClientState
-from fedmate.flower.environment import need_flower
+from fedmate.flower import need_flower
+from fedmate.flower.client import ClientState
 from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, sentence
-from fedmate.flower.simulation import simulated
+from fedmate.flower.simulation import VIRTUAL, simulated
 from fedmate.flower.transport import Transport
 
 IDENTITY = "federation.json"
@@ -44,35 +43,8 @@ RETRIES = 2
 """How often a round is asked for again that too few have answered."""
 
 
-class TooFewError(StoppedError):
-    """A round that too few clients have answered, even after retries."""
-
-
-class Federated(NamedTuple):
-    """A run whose clients are to be reached: folder, token, numbers of clients, and how many rounds are done."""
-
-    folder: Path
-    experiment: str
-    clients: int
-    min_clients: int
-    patience: float
-    inputs: UserInputs
-    done: int = 0
-
-
-Connect: TypeAlias = Callable[[Federated], AbstractContextManager[Transport]]
-"""Makes the clients of a run reachable."""
-
-
-class _Received(NamedTuple):
-    """A client's validated answer to `train`; zeros, NaN and `valid` false where there is none."""
-
-    upload: Tree
-    losses: Tensor
-    post: Tensor
-    answered: bool = False
-    """Whether it answered in the right form, finite or not: asking again would give the same."""
-    valid: bool = False
+Connect: TypeAlias = "Callable[[Flower, Path, str], AbstractContextManager[Transport]]"
+"""Makes the clients of the run in a folder reachable, which know it by a token."""
 
 
 @final
@@ -81,26 +53,14 @@ class Flower(Backend):
 
     is_remote = True
 
-    def __init__(
-        self,
-        method: Method,
-        federation: Federation,
-        key: Tensor,
-        *,
-        chunk_size: int | None = None,
-        precision: Precision = "strict",
-    ) -> None:
-        need_flower()
-        super().__init__(method, federation, key, precision=precision)
-        self.connect: Connect = simulated
-        self.transport: Transport
-        self._like: Tree | None = None
-        if chunk_size:
-            self.warnings.append("`chunk_size` has no effect: each client is a process of its own on `flower`.")
+    connect: Connect = staticmethod(simulated)
+    transport: Transport
+    _like: Tree | None = None
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
         """Run everything: each client runs the reference."""
+        need_flower()
         return None
 
     @property
@@ -125,29 +85,28 @@ class Flower(Backend):
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:
         """Make clients reachable for the rounds of the run in `folder`."""
-        token, done = identity(folder), Checkpoint(folder).state.round
-        clients, inputs = len(self.federation.clients), self.inputs or NO_INPUTS
-        run = Federated(folder.absolute(), token, clients, self.min_clients, self.patience, inputs, done)
-        with self.connect(run) as self.transport:
+        with self.connect(self, folder.absolute(), identity(folder)) as self.transport:
             yield
 
     def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Ask the participants to train; ask again those that could not, if too few answered."""
         self.reasons.clear()
         downloads = self._downloads(server, task.number, task.participants)
-        like, received = self._upload_like(server, task.number), dict[int, _Received]()
-        wanted, answered = min(self.min_clients, len(downloads)), 0
+        like, received = self._upload_like(server, task.number), dict[int, ClientResult]()
+        wanted = min(self.min_clients, len(downloads))
         for _ in range(1 + RETRIES):
-            left = {i: down for i, down in downloads.items() if i not in received or not received[i].answered}
-            replies = self._ask("train", task, left, wanted - answered)
-            received |= {i: self._receive(i, replies[i], like) for i in left}
-            answered = sum(one.answered for one in received.values())
-            if answered >= wanted:
-                return self._stacked(task, downloads, [received[i] for i in task.participants], itemise(like))
-        reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i, one in sorted(received.items()) if not one.answered)
-        raise TooFewError(
-            f"round {task.number + 1} was asked for {1 + RETRIES} times, but {answered} of {len(received)} clients "
-            f"answered as they should, and `min_clients` is {self.min_clients} ({reasons})"
+            left = {i: down for i, down in downloads.items() if i not in received}
+            for i, reply in self._ask("train", task, left, wanted - len(received)).items():
+                if isinstance(reply, Answer) and (result := self._receive(i, reply, like)) is not None:
+                    received[i] = result
+            if len(received) >= wanted:
+                nothing, size = self._result(like, [math.nan] * 2, None, valid=False), itemise(like)
+                crossed = [(itemise(down), size if i in received else {}) for i, down in downloads.items()]
+                return ClientResult(**stack([received.get(i, nothing)._asdict() for i in downloads])), crossed
+        reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i in downloads if i not in received)
+        raise StoppedError(
+            f"round {task.number + 1} was asked for {1 + RETRIES} times, but {len(received)} of {len(downloads)} "
+            f"clients answered as they should, and `min_clients` is {self.min_clients} ({reasons})"
         )
 
     def view(self, server: Tree, task: Round) -> Tree:
@@ -182,42 +141,28 @@ class Flower(Backend):
                 self.warnings.append(f"round {task.number + 1}: not evaluated, {reply.reason}: client {i}")
         return replies
 
-    def _receive(self, client: int, reply: Reply, like: Tree) -> _Received:
-        """Validate an answer; one that is refused never reaches the others, and its reason is noted."""
-        losses = torch.full((2,), math.nan, dtype=torch.float64)
-        nothing = _Received(like, losses, self._accuracies(None))
-        if isinstance(reply, ErrorReply):
-            return nothing
-        reported = reply.metrics.get("losses", [])
-        upload, valid = like, False
+    def _receive(self, client: int, answer: Answer, like: Tree) -> ClientResult | None:
+        """Validate an answer, and note why it does not count; one in another form is none, and may be asked for again.
+
+        One that is not finite stays so. It is never passed on.
+        """
+        losses, upload, is_finite = answer.metrics.get("losses", []), like, False
         try:
-            if len(reported) != 2:
+            if len(losses) != 2:
                 raise RefusedError("it reports no losses")
-            losses = torch.tensor(reported, dtype=torch.float64)
-            upload = validate_upload(reply.upload, like)
-            valid = all(map(math.isfinite, reported)) and reply.metrics.get("valid") == [1.0]
-            if not valid:
+            upload = validate_upload(answer.upload, like)
+            is_finite = all(map(math.isfinite, losses)) and answer.metrics.get("valid") == [1.0]
+            if not is_finite:
                 self.reasons[client] = NOT_FINITE
-        except NotFiniteError as error:
-            self.reasons[client] = f"upload refused, {error}"
         except RefusedError as error:
             self.reasons[client] = f"upload refused, {sentence(str(error))}"
-            return nothing
-        return _Received(upload, losses, self._accuracies(reply.metrics.get("post")), answered=True, valid=valid)
+            if not isinstance(error, NotFiniteError):
+                return None
+        return self._result(upload, losses, answer.metrics.get("post"), valid=is_finite)
 
-    def _stacked(
-        self, task: Round, downloads: Mapping[int, Tree], received: Sequence[_Received], size: dict[str, int]
-    ) -> tuple[ClientResult, Crossed]:
-        together = ClientResult(
-            client={},
-            upload=stack([one.upload for one in received]),
-            valid=torch.tensor([one.valid for one in received], device=self.key.device),
-            loss=torch.stack([one.losses for one in received]),
-            views={"post": torch.stack([one.post for one in received])} if task.evaluate else {},
-            diagnostics={},
-        )
-        sent = [size if one.answered else {} for one in received]
-        return together, [(itemise(downloads[i]), up) for i, up in zip(task.participants, sent, strict=True)]
+    def _result(self, upload: Tree, losses: list[float], post: list[float] | None, *, valid: bool) -> ClientResult:
+        counts, loss = torch.tensor(valid, device=self.key.device), torch.tensor(losses, dtype=torch.float64)
+        return ClientResult({}, upload, counts, loss, {"post": self._accuracies(post)}, {})
 
     def _upload_like(self, server: Tree, round_number: int) -> Tree:
         """Return an upload of this round in shape and type, all zeros."""
@@ -251,7 +196,4 @@ def identity(folder: Path) -> str:
         token = str(json.loads(path.read_bytes())["experiment"])
         if re.fullmatch(r"[0-9a-f]{32}", token):
             return token
-    raise UserError(
-        f"`{path}` holds the token by which clients know this run, but cannot be used; put it back from a copy, or "
-        "start a new run."
-    )
+    raise UserError(f"`{path}` holds the token of this run, but cannot be used; put it back, or start a new run.")

@@ -1,23 +1,113 @@
-"""A client in a process of its own: it answers requests, and keeps its state to itself."""
+"""A client in a process of its own: it answers requests, and keeps its state to itself, in files on its own disk.
+
+EXPERIMENT/CLIENT/state.safetensors   the private states before and after the last round that it took part in
+EXPERIMENT/CLIENT/model.safetensors   its own model as last evaluated, for `fedmate predict`
+EXPERIMENT/CLIENT/audit.csv           the bytes that left the site: time, round, part, bytes
+EXPERIMENT/CLIENT/lock                held by the process that trains
+
+The two states are one file, which is replaced in one instant. A message that arrives twice, or again after the server
+was killed, starts from the state before its round and gives the same answer. A server that went back further than one
+round is refused.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor
 
 from fedmate import storage
-from fedmate.backends.base import one_thread
+from fedmate.backends.base import Backend, one_thread
 from fedmate.backends.client import train_client, view_client
-from fedmate.backends.precision import Precision, arithmetic
-from fedmate.core import ClientData, Method, Tree, flatten, fold, num_bytes, select, unmapped
-from fedmate.core.tree import DamagedError, fit_to
-from fedmate.flower.client_state import MODEL, ClientState
-from fedmate.flower.messages import Answer, MessageError, Metrics, Request
+from fedmate.backends.precision import arithmetic
+from fedmate.core import ClientData, Tree, flatten, fold, num_bytes, unmapped
+from fedmate.core.tree import DamagedError, fit_to, pack, unpack
+from fedmate.errors import UserError
+from fedmate.flower.messages import Answer, Metrics, PublicError, Request
+
+STATE, MODEL, AUDIT = "state.safetensors", "model.safetensors", "audit.csv"
+
+COLUMNS = ("when", "round", "part", "bytes")
+"""Of the audit log."""
+
+
+def utc(seconds: float) -> str:
+    """Write a time in UTC, as the audit log has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def make_private(state: Path) -> None:
+    """Make a site's folder for its owner alone; an existing one stays as it is."""
+    try:
+        storage.make_folder(state, 0o700)
+    except OSError as error:
+        raise UserError(
+            f"`state` is `{state}`, which cannot be made ({error.strerror}); name a folder that may be written to."
+        ) from None
+
+
+@final
+class ClientState:
+    """The folder of one client in one experiment, which has a token, inside a site's for all its states."""
+
+    def __init__(self, folder: Path, experiment: str, client: int) -> None:
+        if not {*experiment} <= {*"0123456789abcdef"} or len(experiment) < 8:
+            raise ValueError(f"{experiment!r} is no token")
+        self.folder = folder / experiment[:16] / str(client)
+        self._identity = {"experiment": experiment, "partition": client}
+        make_private(self.folder)
+
+    def begin(self, round_number: int, initial: Tree) -> Tree:
+        """Return the state that a round starts from: `initial`, or one of its form.
+
+        Raises:
+            PublicError: the client has taken part in a later round.
+            UserError: the file is damaged or another client's.
+        """
+        path = self.folder / STATE
+        if not path.exists():
+            return initial
+        try:
+            tensors, note = unpack(path.read_bytes())
+            states = fit_to(tensors, {"before": initial, "after": initial})
+            if {key: note.get(key) for key in self._identity} != self._identity:
+                raise DamagedError("it is that of another client")
+            last = int(note["round"])
+        except (DamagedError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"`{path}` cannot be used ({error}); put it back from a copy.") from None
+        if last > round_number:
+            raise PublicError(
+                f"client {self._identity['partition']} is asked for round {round_number + 1}, but has done round "
+                f"{last + 1}: the server went back further than a site can"
+            )
+        state: Tree = states["before" if last == round_number else "after"]
+        return state
+
+    def save(self, round_number: int, before: Tree, after: Tree) -> None:
+        """Save the states around a round; they are on the disk when this returns."""
+        note = {**self._identity, "round": round_number}
+        storage.replace(self.folder / STATE, pack({"before": before, "after": after}, note))
+
+    def log(self, round_number: int, parts: Mapping[str, int]) -> None:
+        """Write the bytes of each part that leaves the site to the audit log."""
+        path, text = self.folder / AUDIT, io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        if not path.exists():
+            rows.writerow(COLUMNS)
+        elif not path.read_bytes().endswith(b"\n"):
+            # A line that a kill has torn ends here.
+            text.write("\n")
+        rows.writerows([utc(time.time()), round_number + 1, part, size] for part, size in parts.items())
+        storage.append(path, text.getvalue().encode())
+        storage.flush(path)
 
 
 @final
@@ -26,59 +116,53 @@ class Client:
     """One client, ready to answer.
 
     Attributes:
-        method: with its setup, as the server has it.
+        number: its own.
+        backend: of the experiment, as the server has it; clients that are not this one may be stand-ins there.
+        state: where it keeps its state.
+        data: its samples.
         test: the samples that its models are tested on.
-        key: the experiment's randomness.
         describe: makes the file of its own model, given parameters and the number of rounds done.
-        reports_own: whether it reports one accuracy for each view, on its own test; otherwise those of all classes, as
-            the server of a simulation needs them.
     """
 
     number: int
-    num_clients: int
-    method: Method
+    backend: Backend
+    state: ClientState
     data: ClientData
     test: ClientData
-    key: Tensor
-    state: ClientState
-    precision: Precision = "strict"
     describe: Callable[[Tree, int], bytes] | None = None
-    reports_own: bool = False
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked; a second process that tries the same meanwhile gets `BusyError`."""
-        with self.state.lock(), torch.no_grad(), one_thread(), arithmetic(self.precision, self.key.device), unmapped():
-            return self._train(request) if request.kind == "train" else self._view(request)
+        exact = arithmetic(self.backend.precision, self.backend.key.device)
+        with storage.lock(self.state.folder / "lock"), torch.no_grad(), one_thread(), exact, unmapped():
+            upload, metrics = self._view(request) if request.kind == "view" else self._train(request)
+            parts = {part: num_bytes({part: content}) for part, content in upload.items()}
+            # A number of the metrics has eight bytes.
+            self.state.log(request.round, {**parts, "metrics": 8 * sum(map(len, metrics.values()))})
+            return Answer(flatten(upload), metrics)
 
-    def _train(self, request: Request) -> Answer:
-        state = self.state.begin(request.round, self._initial())
-        download, key = self._download(request, request.round), self._key(request)
+    def _train(self, request: Request) -> tuple[Tree, Metrics]:
+        state, download, key = self._start(request, request.round)
         test = self.test if request.evaluate else None
-        trained = train_client(self.method, request.round, state, download, self.data, key, test)
+        trained = train_client(self.backend.method, request.round, state, download, self.data, key, test)
         # On the disk before anything leaves: a client never forgets what it has sent.
         self.state.save(request.round, state, trained.client)
         metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
-        return self._logged(request, trained.upload, metrics | self._report(trained.views))
+        return trained.upload, metrics | self._report(trained.views)
 
-    def _view(self, request: Request) -> Answer:
+    def _view(self, request: Request) -> tuple[Tree, Metrics]:
         """Evaluate the model that the client would have after the next broadcast; its state stays as it is."""
-        state = self.state.begin(request.round + 1, self._initial())
-        download, key = self._download(request, request.round + 1), self._key(request)
-        personal, views = view_client(self.method, state, download, self.data, key, self.test)
+        state, download, key = self._start(request, request.round + 1)
+        personal, views = view_client(self.backend.method, state, download, self.data, key, self.test)
         if self.describe is not None:
             storage.replace(self.state.folder / MODEL, self.describe(personal, request.round + 1))
-        return self._logged(request, {}, self._report(views))
-
-    def _logged(self, request: Request, upload: Tree, metrics: Metrics) -> Answer:
-        """Write the bytes of an answer to the audit log, eight for each number of the metrics, and return it."""
-        parts = {part: num_bytes({part: content}) for part, content in upload.items()}
-        self.state.log(request.round, {**parts, "metrics": 8 * sum(map(len, metrics.values()))})
-        return Answer(flatten(upload), metrics)
+        return {}, self._report(views)
 
     def _report(self, views: Tree) -> Metrics:
-        if not self.reports_own:
+        """Return the accuracies of views: of each class, as a simulation's server needs them; of a site one alone."""
+        if not self.backend.federation.at_sites:
             return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
-        counts = self.method.setup.class_counts(self.data).double()
+        counts = self.backend.method.setup.class_counts(self.data).double()
         reported: Metrics = {}
         for name, (_, accuracies) in views.items():
             # Classes weigh as the client holds them, without those that its test lacks; NaN if none is left.
@@ -87,20 +171,17 @@ class Client:
             reported[name] = [float((accuracies[known].double() * weights).sum()) if weights.any() else math.nan]
         return reported
 
-    def _initial(self) -> Tree:
-        return self.method.init_client(self.method.setup.model.init_params(), fold(self.key, "client", self.number))
-
-    def _key(self, request: Request) -> Tensor:
-        return fold(self.key, "round", request.round, self.number)
-
-    def _download(self, request: Request, round_number: int) -> Tree:
-        """Give the arrays that arrived the structure of a download, or raise `MessageError`."""
-        params, method = self.method.setup.model.init_params(), self.method
-        start = method.init_server(params, self.num_clients, fold(self.key, "server"))
-        everything = method.download(start, torch.tensor(self.number, device=self.key.device))
+    def _start(self, request: Request, round_number: int) -> tuple[Tree, Tree, Tensor]:
+        """Return the client's state, the download and the randomness of a request, or raise `PublicError`."""
+        method, key, clients = self.backend.method, self.backend.key, len(self.backend.federation.clients)
+        params = method.setup.model.init_params()
+        state = self.state.begin(round_number, method.init_client(params, fold(key, "client", self.number)))
+        server = method.init_server(params, clients, fold(key, "server"))
+        like = self.backend.download(server, round_number, torch.tensor(self.number, device=key.device))
         try:
-            return fit_to(dict(request.download), select(everything, method.wire(round_number).down))
+            download = fit_to(dict(request.download), like)
         except DamagedError as error:
-            raise MessageError(
+            raise PublicError(
                 f"the download of round {request.round + 1} is none of this experiment: {error}"
             ) from None
+        return state, download, fold(key, "round", request.round, self.number)

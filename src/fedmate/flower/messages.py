@@ -5,7 +5,7 @@ answer    ArrayRecord `upload`; MetricRecord `metrics`: lists of floats by name
 error     ConfigRecord `error`: reason
 query     nothing; a node answers with ConfigRecord `node`: partition, fedmate
 
-An array travels as the raw bytes of its numbers, little end first: a message has as many as the run's record counts.
+An array travels as the raw bytes of its numbers: a message has as many as the run's record counts.
 Reading it executes nothing, and its receiver compares all paths, shapes and types with those that it expects.
 """
 
@@ -33,8 +33,8 @@ Kind: TypeAlias = Literal["train", "view"]
 STYPE = "fedmate.raw"
 """Flower's name for the form of an array's bytes; it only reads its own."""
 
-DTYPES = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "int32": "<i4", "uint8": "|u1", "bool": "|u1"}
-"""The types that travel, and how numpy names their bytes."""
+DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool")
+"""The types that travel."""
 
 LONGEST = 300
 """How many characters of a text from elsewhere are shown."""
@@ -65,9 +65,6 @@ class ErrorReply(NamedTuple):
     reason: str
 
 
-Reply: TypeAlias = Answer | ErrorReply
-
-
 class Introduction(NamedTuple):
     """A node's client number and its version of fedmate."""
 
@@ -75,12 +72,11 @@ class Introduction(NamedTuple):
     fedmate: str
 
 
+Reply: TypeAlias = Answer | ErrorReply
+
+
 class PublicError(FedmateError):
     """A reason that may leave the site: it says nothing of its data, its files or its user."""
-
-
-class MessageError(PublicError):
-    """A message with other content than declared."""
 
 
 def sentence(text: str) -> str:
@@ -99,70 +95,59 @@ def write_request(experiment: str, client: int, request: Request) -> RecordDict:
 
 
 def read_request(content: RecordDict) -> tuple[str, int, Request]:
-    """Return experiment, client and request, or raise `MessageError`."""
-    _check_names(content, "download", "request")
+    """Return experiment, client and request, or raise `PublicError`."""
+    if {*content} != {"download", "request"}:
+        raise _unknown(content)
     types = {"experiment": str, "client": int, "kind": str, "round": int, "evaluate": bool}
-    found = _entries(content, "request", types)
-    if found["kind"] not in get_args(Kind) or found["round"] < 0:
-        raise MessageError("`request` has an unknown kind or a negative round")
-    request = Request(found["kind"], found["round"], found["evaluate"], _leaves(content, "download"))
-    return found["experiment"], found["client"], request
+    experiment, client, kind, number, evaluate = _entries(content, "request", types)
+    if kind not in get_args(Kind) or number < 0:
+        raise PublicError("`request` has an unknown kind or a negative round")
+    return experiment, client, Request(kind, number, evaluate, _leaves(content, "download"))
 
 
 def write_reply(reply: Reply | Introduction) -> RecordDict:
     """Return an answer, a node's introduction, or the reason why there is none, as records."""
     from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-    if isinstance(reply, ErrorReply):
-        return RecordDict({"error": ConfigRecord({"reason": sentence(reply.reason)})})
-    if isinstance(reply, Introduction):
-        return RecordDict({"node": ConfigRecord(reply._asdict())})
-    return RecordDict({"upload": _arrays(reply.upload), "metrics": MetricRecord(dict(reply.metrics))})
+    if isinstance(reply, Answer):
+        return RecordDict({"upload": _arrays(reply.upload), "metrics": MetricRecord(dict(reply.metrics))})
+    name = "error" if isinstance(reply, ErrorReply) else "node"
+    return RecordDict({name: ConfigRecord(reply._asdict())})
 
 
-def read_answer(content: RecordDict) -> Reply:
-    """Return the answer to a request, or raise `MessageError`."""
-    if "error" in content:
-        return _read_error(content)
-    _check_names(content, "upload", "metrics")
+def read_reply(content: RecordDict) -> Reply | Introduction:
+    """Return the reply to a request or a query, or raise `PublicError`."""
+    names = {*content}
+    if names == {"error"}:
+        return ErrorReply(sentence(*_entries(content, "error", {"reason": str})))
+    if names == {"node"}:
+        partition, fedmate = _entries(content, "node", {"partition": int, "fedmate": str})
+        return Introduction(partition, sentence(fedmate))
+    if names != {"upload", "metrics"}:
+        raise _unknown(content)
     metrics = _record(content, "metrics", "MetricRecord")
     if any(not isinstance(values, list) or {*map(type, values)} - {float} for values in metrics.values()):
-        raise MessageError("`metrics` holds something else than lists of floats")
+        raise PublicError("`metrics` holds something else than lists of floats")
     return Answer(_leaves(content, "upload"), metrics)
 
 
-def read_introduction(content: RecordDict) -> Introduction | ErrorReply:
-    """Return a node's introduction, or raise `MessageError`."""
-    if "error" in content:
-        return _read_error(content)
-    _check_names(content, "node")
-    found = _entries(content, "node", {"partition": int, "fedmate": str})
-    return Introduction(found["partition"], sentence(found["fedmate"]))
-
-
-def _read_error(content: RecordDict) -> ErrorReply:
-    _check_names(content, "error")
-    return ErrorReply(sentence(_entries(content, "error", {"reason": str})["reason"]))
-
-
-def _check_names(content: RecordDict, *names: str) -> None:
-    if {*content} != {*names}:
-        found = ", ".join(f"`{sentence(name)}`" for name in content)
-        raise MessageError(f"the message holds {found or 'nothing'} instead of {', '.join(names)}")
+def _unknown(content: RecordDict) -> PublicError:
+    found = ", ".join(f"`{sentence(name)}`" for name in content)
+    return PublicError(f"the message holds {found or 'nothing'}, which is not declared")
 
 
 def _record(content: RecordDict, name: str, kind: str) -> dict[str, Any]:
     if type(content[name]).__name__ != kind:
-        raise MessageError(f"`{name}` is a `{type(content[name]).__name__}`, not a `{kind}`")
+        raise PublicError(f"`{name}` is a `{type(content[name]).__name__}`, not a `{kind}`")
     return dict(content[name])
 
 
-def _entries(content: RecordDict, name: str, types: dict[str, type]) -> dict[str, Any]:
+def _entries(content: RecordDict, name: str, types: dict[str, type]) -> list[Any]:
     """Return the entries of a record if they have exactly these types: to Python, true is an integer."""
     record = _record(content, name, "ConfigRecord")
     if {key: type(value) for key, value in record.items()} != types:
-        raise MessageError(f"`{name}` has other entries than {', '.join(types)}, or entries of another type")
-    return record
+        raise PublicError(f"`{name}` has other entries than {', '.join(types)}, or entries of another type")
+    return [record[key] for key in types]
 
 
 def _arrays(leaves: Leaves) -> ArrayRecord:
@@ -170,8 +155,7 @@ def _arrays(leaves: Leaves) -> ArrayRecord:
 
     arrays = {}
     for path, leaf in leaves.items():
-        dtype = str(leaf.dtype).removeprefix("torch.")
-        numbers = leaf.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False)
+        dtype, numbers = str(leaf.dtype).removeprefix("torch."), leaf.detach().cpu().numpy()
         arrays[path] = Array(dtype=dtype, shape=tuple(leaf.shape), stype=STYPE, data=numbers.tobytes())
     return ArrayRecord(arrays)
 
@@ -180,13 +164,12 @@ def _leaves(content: RecordDict, name: str) -> Leaves:
     leaves: Leaves = {}
     for path, array in _record(content, name, "ArrayRecord").items():
         try:
-            if array.stype != STYPE or path != sentence(path):
+            if array.stype != STYPE or array.dtype not in DTYPES or path != sentence(path):
                 raise ValueError
-            numbers = np.frombuffer(array.data, DTYPES[array.dtype]).reshape(array.shape)
-            # A copy in this machine's byte order; any byte but 0 makes a true value.
-            own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("=")))
-            leaves[path] = own.to(getattr(torch, array.dtype))
-        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+            numbers = np.frombuffer(array.data, "uint8" if array.dtype == "bool" else array.dtype)
+            # A copy, to be written to; any byte but 0 makes a true value.
+            leaves[path] = torch.from_numpy(numbers.reshape(array.shape).astype(array.dtype))
+        except (TypeError, ValueError, OverflowError):
             place = sentence(f"{name}/{path}")
-            raise MessageError(f"`{place}` has bytes that do not fit its type and shape") from None
+            raise PublicError(f"`{place}` has bytes that do not fit its type and shape") from None
     return leaves

@@ -9,51 +9,44 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fedmate import __version__, storage
-from fedmate.core import ClientData, Federation, Method, Tree, make_key
+from fedmate.core import ClientData, Tree
 from fedmate.data.sources import expand
-from fedmate.errors import FedmateError, UserError
-from fedmate.experiment.build import Signature, decide_device, make_method
+from fedmate.errors import FedmateError, UserError, nearest
+from fedmate.experiment.build import Built, build
+from fedmate.experiment.config import ConfigSource, load_file, parse_set
 from fedmate.experiment.export import TrainedRun, describe
-from fedmate.experiment.inputs import NO_INPUTS, make_federation, split_samples
-from fedmate.experiment.prepare import compose
+from fedmate.experiment.inputs import UserInputs
+from fedmate.experiment.prepare import Request, compose
 from fedmate.experiment.sections import Experiment
-from fedmate.flower.client import Client
-from fedmate.flower.client_state import ClientState, make_private
+from fedmate.flower.client import Client, ClientState, make_private
 from fedmate.flower.messages import (
     ErrorReply,
     Introduction,
-    MessageError,
     PublicError,
     read_request,
     sentence,
     write_reply,
 )
-from fedmate.flower.run_config import request_of
 from fedmate.flower.site_data import load_data, read_site
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
-OpenClient: TypeAlias = Callable[[str], Client]
-"""Returns the client that answers in an experiment, given the experiment's token."""
+SOURCE = "`set` of the run config"
 
-VARIABLE, DEFAULT = "FEDMATE_STATE", "~/.local/state/fedmate"
-"""The environment's name for the folder for states, and the folder without it."""
-
-
-class NodeError(PublicError, UserError):
-    """A node config that does not fit the experiment."""
+WORD = re.compile(r"""(?:[^\s"'\[\]]|"[^"]*"|'[^']*'|\[[^\]]*\])+""")
+"""One assignment in `set` of the run config: without blanks, except in quotation marks and brackets."""
 
 
-class SiteDataError(PublicError):
-    """A site's own data cannot be used; the reason is for its own log, and does not leave it."""
+# -------------------- messages
 
 
 def client_app(open_client: Callable[[Context, str], Client], *, is_virtual: bool = False) -> ClientApp:
@@ -81,13 +74,13 @@ def client_app(open_client: Callable[[Context, str], Client], *, is_virtual: boo
     return app
 
 
-def answer(content: RecordDict, open_client: OpenClient, *, is_virtual: bool = False) -> RecordDict:
+def answer(content: RecordDict, open_client: Callable[[str], Client], *, is_virtual: bool = False) -> RecordDict:
     """Return the answer to a request; an error becomes a sentence that may leave the site, without a traceback."""
     try:
         experiment, number, request = read_request(content)
         client = open_client(experiment)
         if client.number != number:
-            raise MessageError(f"client {number} is asked, but this is client {client.number}")
+            raise PublicError(f"client {number} is asked, but this is client {client.number}")
         return write_reply(client.answer(request))
     except Exception as error:
         logging.getLogger("fedmate.site").error("a message could not be answered", exc_info=error)
@@ -109,78 +102,83 @@ def introduce(node_config: Mapping[str, Any]) -> RecordDict:
     return write_reply(Introduction(partition, __version__))
 
 
-class Plan(NamedTuple):
-    """Facts that all clients of an experiment share; the federation has stand-ins where data lies with sites."""
+# -------------------- the client of a node
 
-    experiment: Experiment
-    method: Method
-    signature: Signature
-    federation: Federation
+
+def request_of(run_config: Mapping[str, Any], folder: Path) -> Request:
+    """Return the run that a run config asks for: an experiment in the app's folder, with changes."""
+    known = sorted(path.stem for path in folder.glob("*.toml") if path.name != "pyproject.toml")
+    name = str(run_config["experiment"]).removesuffix(".toml")
+    if name not in known:
+        raise UserError(
+            f"`experiment` of the run config is `{name}`, which the app does not have; {nearest(name, known)}"
+        )
+    base = load_file(folder / f"{name}.toml")._replace(source=f"{name}.toml")
+    text = str(run_config["set"])
+    if WORD.sub("", text).strip():
+        raise UserError(f"{SOURCE} is `{text}`, where a quotation mark or bracket stands alone; close it.")
+    values = dict(parse_set(WORD.findall(text), "set").values)
+    # Zero leaves it to the experiment.
+    values |= {key.replace("-", "_"): run_config[key] for key in ("min-clients", "patience") if run_config[key]}
+    settings = ConfigSource(SOURCE, {**values, "backend": "flower"})
+    return Request(base=base, settings=settings, inputs=UserInputs(is_deployed=True))
 
 
 def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], token: str, folder: Path) -> Client:
     """Return a node's client in a run, which has a token, of an experiment in the app's folder.
 
     Raises:
-        UserError: the node cannot take part in this experiment.
-        SiteDataError: its own data cannot be used.
+        PublicError: the node cannot take part, or its own data cannot be used; why not is in its own log alone.
     """
-    plan = _plan(tuple(sorted(run_config.items())), folder)
-    federation, general = plan.federation, plan.experiment.general
-    number, clients = node_config.get("partition-id"), len(federation.clients)
+    built = _built(tuple(sorted(run_config.items())), folder)
+    federation, number, clients = built.federation, node_config.get("partition-id"), len(built.federation.clients)
     if type(number) is not int or not 0 <= number < clients:
-        raise NodeError(
+        raise PublicError(
             f"`partition-id` of the node config is {number!r}, but the experiment's clients are 0 to {clients - 1}; "
             "give each node a number of its own."
         )
     if federation.at_sites:
-        data, test, state = _own(plan, node_config)
+        data, test, state = _own(built.experiment, node_config)
     elif "site" in node_config:
-        raise NodeError(
-            f"the node config names a `site`, but the experiment is on `{plan.experiment.dataset.name}`, of which "
+        raise PublicError(
+            f"the node config names a `site`, but the experiment is on `{built.experiment.dataset.name}`, of which "
             "clients get a share; choose an experiment on `sites`, or start the node without it."
         )
     else:
         data, test = federation.clients[number], federation.test
         state = expand(str(node_config["state"])) if "state" in node_config else default_state()
         make_private(state)
-    counts = plan.method.setup.class_counts(data).tolist()
+    counts = built.method.setup.class_counts(data).tolist()
 
     def own_model(params: Tree, done: int) -> bytes:
-        run = TrainedRun(plan.experiment, plan.method, plan.signature, done)
+        run = TrainedRun(built.experiment, built.method, built.signature, done)
         return describe(run, params, number, counts).to_safetensors()
 
-    key, kept, at_sites = make_key(general.seed, general.device), ClientState(state, token, number), federation.at_sites
-    return Client(
-        number, clients, plan.method, data, test, key, kept, general.precision, describe=own_model, reports_own=at_sites
-    )
+    return Client(number, built.backend, ClientState(state, token, number), data, test, own_model)
 
 
 # A process that answers one message after the other reads everything once.
 @lru_cache(maxsize=1)
-def _plan(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Plan:
-    (experiment,) = compose(request_of(dict(run_config), folder))
-    experiment = experiment.with_general(device=decide_device(experiment.general.device))
-    split = split_samples(experiment, NO_INPUTS)
-    arrays, dtype = split.arrays, experiment.general.dtype
-    signature = Signature(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, dtype)
-    return Plan(experiment, make_method(experiment, signature), signature, make_federation(experiment, split))
+def _built(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Built:
+    """Return what all clients of an experiment share; the federation has stand-ins where data lies with sites."""
+    request = request_of(dict(run_config), folder)
+    (experiment,) = compose(request)
+    return build(experiment, request.inputs)
 
 
-def _own(plan: Plan, node_config: Mapping[str, Any]) -> tuple[ClientData, ClientData, Path]:
-    """Read a site's own data."""
+def _own(experiment: Experiment, node_config: Mapping[str, Any]) -> tuple[ClientData, ClientData, Path]:
     if "site" not in node_config:
-        raise NodeError(
+        raise PublicError(
             "the data of this experiment lies with sites, but the node config has no `site`; name its file."
         )
     try:
         site = read_site(expand(str(node_config["site"])))
-        return *load_data(site, plan.experiment), site.state
+        return *load_data(site, experiment), site.state
     except Exception as error:
         # Any text about the data may reveal something of it.
-        raise SiteDataError("the site cannot use its own data, and its own log says why") from error
+        raise PublicError("the site cannot use its own data, and its own log says why") from error
 
 
 def default_state() -> Path:
     """Return the folder for states where none is named."""
-    return expand(os.environ.get(VARIABLE) or DEFAULT)
+    return expand(os.environ.get("FEDMATE_STATE") or "~/.local/state/fedmate")

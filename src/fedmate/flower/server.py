@@ -16,8 +16,8 @@ from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.prepare import PreparedRun, new_runs, resumed_runs
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import run
-from fedmate.flower.backend import Connect, Federated, Flower
-from fedmate.flower.run_config import request_of
+from fedmate.flower.backend import Connect, Flower
+from fedmate.flower.node import request_of
 from fedmate.flower.transport import PAUSE, GridTransport, Transport, reached
 from fedmate.progress import RunProgress
 from fedmate.report.tables import comparison, show
@@ -32,7 +32,7 @@ START = 30.0
 """Seconds in which a simulation has all of its nodes."""
 
 LATECOMERS = 70.0
-"""Seconds to wait for more nodes once a resumed run has enough: Flower lets a killed node in after a minute."""
+"""Seconds in which a resumed run waits for all nodes: Flower lets a killed node in after a minute."""
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
@@ -47,61 +47,20 @@ def conduct(run_config: Mapping[str, Any], folder: Path, connect: Connect, conso
         request, out = request_of(run_config, folder), run_config["out"]
         place = expand(out).absolute() if out else None
         with resumed_runs(request, place) if place is not None and place.exists() else new_runs(request, place) as jobs:
-            (job,) = jobs
-            _run(job._replace(folder=job.folder.absolute()), connect, console)
+            _run(jobs[0]._replace(folder=jobs[0].folder.absolute()), connect, console)
     except (FedmateError, OSError) as error:
         console.out(f"Error: {error}", highlight=False)
         raise
 
 
-def over(grid: Grid, console: Console) -> Connect:
-    """Return the function that reaches the nodes of a grid; it waits for them, in a simulation for all."""
-    # The only sign of a simulation, in which Flower loses messages once a worker has died.
-    virtual = type(grid).__name__ == "InMemoryGrid"
-
-    @contextmanager
-    def connect(run: Federated) -> Iterator[Transport]:
-        # A resumed run may have lost a site for good.
-        enough = run.min_clients if run.done and not virtual else run.clients
-        found = _wait(grid, run.clients, enough, START if virtual else run.patience, console)
-        if virtual and found != run.clients:
-            raise UserError(
-                f"the simulation has {found} nodes, but the experiment has {run.clients} clients; set the number of "
-                f"nodes to that: `flwr run . local --federation-config num-supernodes={run.clients}`."
-            )
-        alive = (lambda: True) if virtual else None
-        yield GridTransport(grid, run.experiment, patience=run.patience, alive=alive)
-
-    return connect
-
-
-def _wait(grid: Grid, wanted: int, enough: int, patience: float, console: Console) -> int:
-    """Wait up to `patience` seconds for nodes, or `LATECOMERS` once there are `enough`; return how many there are."""
-    deadline, shown = time.monotonic() + patience, -1
-    while True:
-        with reached():
-            found = len(list(grid.get_node_ids()))
-        if found >= wanted or time.monotonic() > deadline:
-            return found
-        if found >= enough:
-            deadline = min(deadline, time.monotonic() + LATECOMERS)
-        if found != shown:
-            left = max(0.0, deadline - time.monotonic())
-            console.out(f"{found} of {wanted} nodes are connected; waiting up to {left:.0f} s.", highlight=False)
-            shown = found
-        time.sleep(PAUSE)
-
-
 def _run(job: PreparedRun, connect: Connect, console: Console) -> None:
-    console.out(f"Record: {job.folder}", highlight=False)
-    for note in job.warnings:
-        console.out(f"Note: {note}", highlight=False)
+    for line in (f"Record: {job.folder}", *(f"Note: {note}" for note in job.warnings)):
+        console.out(line, highlight=False)
     if job.built is None:
         console.out("It is finished already: nothing to do.", highlight=False)
         return
-    backend = job.built.backend
-    assert isinstance(backend, Flower)
-    backend.connect = connect
+    assert isinstance(job.built.backend, Flower)
+    job.built.backend.connect = connect
     try:
         run(job.built, job.folder, RunProgress(console))
     except (DivergedError, UserError):
@@ -114,3 +73,35 @@ def _run(job: PreparedRun, connect: Connect, console: Console) -> None:
         )
         raise
     show(comparison([Record(job.folder).summary]), console)
+
+
+def over(grid: Grid, console: Console) -> Connect:
+    """Return the function that reaches the nodes of a grid; it waits for them, in a simulation for all."""
+    # The only sign of a simulation, in which Flower loses messages once a worker has died.
+    virtual = type(grid).__name__ == "InMemoryGrid"
+
+    @contextmanager
+    def connect(backend: Flower, folder: Path, token: str) -> Iterator[Transport]:
+        clients, most, shown = len(backend.federation.clients), START if virtual else backend.patience, -1
+        if Checkpoint(folder).state.round:
+            # It may have lost a site for good.
+            most = min(most, LATECOMERS)
+        deadline = time.monotonic() + most
+        while True:
+            with reached():
+                found = len(list(grid.get_node_ids()))
+            left = deadline - time.monotonic()
+            if found >= clients or left < 0:
+                break
+            if found != shown:
+                console.out(f"{found} of {clients} nodes are connected; waiting up to {left:.0f} s.", highlight=False)
+            shown = found
+            time.sleep(PAUSE)
+        if virtual and found != clients:
+            raise UserError(
+                f"the simulation has {found} nodes, but the experiment has {clients} clients; set the number of "
+                f"nodes to that: `flwr run . local --federation-config num-supernodes={clients}`."
+            )
+        yield GridTransport(grid, token, patience=backend.patience, alive=(lambda: True) if virtual else None)
+
+    return connect

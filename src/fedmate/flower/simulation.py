@@ -18,20 +18,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING
 
 from fedmate.backends.sequential import available_cores
-from fedmate.core import make_key
 from fedmate.errors import UserError
-from fedmate.experiment.build import Signature, make_method
+from fedmate.experiment.build import build
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import stored_experiment
-from fedmate.experiment.inputs import UserInputs, make_federation, split_samples
-from fedmate.flower.client import Client
-from fedmate.flower.client_state import VIRTUAL, ClientState
-from fedmate.flower.environment import need_flower, silence
+from fedmate.experiment.inputs import NO_INPUTS
+from fedmate.flower import need_flower, silence
+from fedmate.flower.client import Client, ClientState
 from fedmate.flower.messages import sentence
 from fedmate.flower.node import client_app
 from fedmate.flower.transport import GridTransport, LostError, Transport
@@ -41,7 +39,10 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from ray import ObjectRef
 
-    from fedmate.flower.backend import Federated
+    from fedmate.flower.backend import Flower
+
+VIRTUAL = "sites"
+"""The folder inside a run's where virtual clients keep their states."""
 
 LOCAL = "127.0.0.1"
 
@@ -54,8 +55,8 @@ earlier simulation would free that of the running one."""
 
 
 @contextmanager
-def simulated(run: Federated) -> Iterator[Transport]:
-    """Start a simulation, and end it with everything that belongs to it."""
+def simulated(backend: Flower, folder: Path, token: str) -> Iterator[Transport]:
+    """Start a simulation, which waits for messages in a thread of its own; end it with all that belongs to it."""
     need_flower(simulation=True)
     silence()
     import flwr.simulation  # noqa: F401 its loggers exist from here on
@@ -63,84 +64,68 @@ def simulated(run: Federated) -> Iterator[Transport]:
 
     if ray.is_initialized():
         raise UserError("Ray runs in this process already, and `backend` is `flower`; call `ray.shutdown()` first.")
-    with _surroundings():
-        simulation = _Simulation(run)
+    done, grids, errors = threading.Event(), queue.SimpleQueue["Grid"](), list[BaseException]()
+    # Workers end when this socket is closed: see `_end_with`.
+    lifeline = socket.create_server((LOCAL, 0), backlog=1024)
+
+    def serve(grid: Grid, context: Context) -> None:
+        # Flower's simulation ends with this function.
+        grids.put(grid)
+        done.wait()
+
+    def simulate() -> None:
         try:
-            grid = simulation.grid()
+            _simulate(serve, backend, folder, lifeline.getsockname()[1])
+        except BaseException as error:
+            errors.append(error)
+
+    thread, grace = threading.Thread(target=simulate, name="flower", daemon=True), 0.0
+    with _surroundings():
+        thread.start()
+        try:
+            while grids.empty():
+                if not thread.is_alive():
+                    raise LostError("the simulation did not start")
+                thread.join(0.1)
             handler = signal.getsignal(signal.SIGTERM)
             if handler is not None and threading.current_thread() is threading.main_thread():
                 # Ray's core took it when it started, and would abort with a trace of its own.
                 signal.signal(signal.SIGTERM, handler)
-            yield GridTransport(grid, run.experiment, patience=run.patience, alive=simulation.thread.is_alive)
-        except BaseException as error:
-            # Read now: ending it may raise errors of its own.
-            cause = simulation.error
-            simulation.end(at_once=True)
-            if isinstance(error, LostError) and cause is not None:
-                raise LostError(f"{error} ({type(cause).__name__}: {sentence(str(cause))})") from cause
-            raise
-        simulation.end()
+            yield GridTransport(grids.get(), token, patience=backend.patience, alive=thread.is_alive)
+            grace = GRACE
+        except LostError as error:
+            if not errors:
+                raise
+            raise LostError(f"{error} ({type(errors[0]).__name__}: {sentence(str(errors[0]))})") from errors[0]
+        finally:
+            done.set()
+            thread.join(grace)
+            # Flower waits for what a worker is at; without the worker it does not.
+            lifeline.close()
+            thread.join(END)
+            ray.shutdown()
 
 
-@final
-class _Simulation:
-    """One simulation in a thread of its own, which waits for messages until it is ended."""
+def _simulate(serve: Callable[[Grid, Context], None], backend: Flower, folder: Path, port: int) -> None:
+    import ray
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
 
-    def __init__(self, run: Federated) -> None:
-        self.error: BaseException | None = None
-        self._done, self._grids = threading.Event(), queue.SimpleQueue[Any]()
-        # Workers end when this socket is closed: see `_end_with`.
-        self._lifeline = socket.create_server((LOCAL, 0), backlog=1024)
-        self.thread = threading.Thread(target=self._run, args=[run], name="flower", daemon=True)
-        self.thread.start()
-
-    def grid(self) -> Grid:
-        """Return the grid as soon as there is one."""
-        while self.thread.is_alive():
-            with suppress(queue.Empty):
-                return self._grids.get(timeout=0.2)
-        raise LostError("the simulation did not start")
-
-    def end(self, *, at_once: bool = False) -> None:
-        """End it; `at_once` does not wait for clients."""
-        import ray
-
-        self._done.set()
-        self.thread.join(0.0 if at_once else GRACE)
-        # Flower waits for what a worker is at; without the worker it does not.
-        self._lifeline.close()
-        self.thread.join(END)
-        ray.shutdown()
-
-    def _run(self, run: Federated) -> None:
-        import ray
-        from flwr.serverapp import ServerApp
-        from flwr.simulation import run_simulation
-
-        server = ServerApp()
-        server.main()(self._serve)
-        try:
-            # A Ray of its own: Flower uses the one that it finds.
-            ray.init(
-                address="local",
-                num_cpus=min(available_cores(), run.clients),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,
-            )
-            # The app travels with every message, so what may be large is put aside once.
-            _KEPT.append(ray.put(run.inputs))
-            port = self._lifeline.getsockname()[1]
-            client = client_app(partial(_open_client, run.folder, _KEPT[-1], port), is_virtual=True)
-            settings = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-            run_simulation(server, client, run.clients, backend_config=settings)
-        except BaseException as error:
-            self.error = error
-
-    def _serve(self, grid: Grid, context: Context) -> None:
-        """Pass the grid on; Flower's simulation ends with this function."""
-        self._grids.put(grid)
-        self._done.wait()
+    server, clients = ServerApp(), len(backend.federation.clients)
+    server.main()(serve)
+    # A Ray of its own: Flower uses the one that it finds.
+    ray.init(
+        address="local",
+        num_cpus=min(available_cores(), clients),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.CRITICAL,
+    )
+    # The app travels with every message, so what may be large is put aside once.
+    _KEPT.append(ray.put(backend.inputs or NO_INPUTS))
+    client = client_app(partial(_open_client, folder, _KEPT[-1], port), is_virtual=True)
+    settings = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, client, clients, backend_config=settings)
 
 
 @contextmanager
@@ -164,17 +149,24 @@ def _surroundings() -> Iterator[None]:
 # -------------------- in a worker
 
 
-_RUNS: dict[tuple[Path, str], Callable[[int], Client]] = {}
-"""The runs that a worker has rebuilt, by folder and token; they last from message to message."""
-
-
 def _open_client(folder: Path, inputs: ObjectRef, port: int, context: Context, token: str) -> Client:
+    return _rebuilt(folder, inputs, port, token)(int(context.node_config["partition-id"]))
+
+
+@cache
+def _rebuilt(folder: Path, inputs: ObjectRef, port: int, token: str) -> Callable[[int], Client]:
+    """Load a run's data, partition it as the run does, and start from the parameters that the run started from."""
     import ray
 
-    if (folder, token) not in _RUNS:
-        threading.Thread(target=_end_with, args=[socket.create_connection((LOCAL, port))], daemon=True).start()
-        _RUNS[folder, token] = rebuild(folder, ray.get(inputs), token)
-    return _RUNS[folder, token](int(context.node_config["partition-id"]))
+    threading.Thread(target=_end_with, args=[socket.create_connection((LOCAL, port))], daemon=True).start()
+    built = build(stored_experiment(folder), ray.get(inputs), Checkpoint(folder).initial()[0])
+    federation = built.federation
+
+    def make(number: int) -> Client:
+        state = ClientState(folder / VIRTUAL, token, number)
+        return Client(number, built.backend, state, federation.clients[number], federation.test)
+
+    return make
 
 
 def _end_with(connection: socket.socket) -> None:
@@ -182,18 +174,3 @@ def _end_with(connection: socket.socket) -> None:
     with suppress(OSError):
         connection.recv(1)
     os._exit(1)
-
-
-def rebuild(folder: Path, inputs: UserInputs, token: str) -> Callable[[int], Client]:
-    """Load a run's data, partition it as the run does, and start from the parameters that the run started from."""
-    experiment = stored_experiment(folder)
-    initial, note = Checkpoint(folder).initial()
-    method = make_method(experiment, Signature.from_dict(note), inputs, initial)
-    federation, general = make_federation(experiment, split_samples(experiment, inputs)), experiment.general
-    clients, key = federation.clients, make_key(general.seed, general.device)
-
-    def make(number: int) -> Client:
-        state = ClientState(folder / VIRTUAL, token, number)
-        return Client(number, len(clients), method, clients[number], federation.test, key, state, general.precision)
-
-    return make

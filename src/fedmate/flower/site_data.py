@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmate.core import ClientData
 from fedmate.core.options import options_of
@@ -27,12 +26,9 @@ from fedmate.experiment.build import decide_device
 from fedmate.experiment.config import ConfigSource, load_file, resolve
 from fedmate.experiment.inputs import random_of, ready
 from fedmate.experiment.sections import Experiment, Section
-from fedmate.flower.client_state import make_private
+from fedmate.flower.client import make_private
 
 KEYS = ("state", "data")
-
-FILELESS = ("given", "sites")
-"""Data sets that are in no file."""
 
 SHARED = ("crop", "flip")
 """Options of loaders that the experiment sets for all sites alike."""
@@ -61,26 +57,21 @@ def read_site(path: Path) -> SiteFile:
         data = values.get("data")
         if not isinstance(data, dict) or "loader" not in data:
             raise UserError('`data.loader` is missing; write `[data]` and `loader = "folder"`, or another.')
-        names = data.get("class_names", [])
+        options = dict(data)
+        name, names = str(options.pop("loader")), options.pop("class_names", [])
         if not isinstance(names, list) or len({*map(str, names)}) < len(names):
             raise UserError(f"`data.class_names` is {names!r}; give a list with a different name for each label.")
+        if name in ("given", "sites"):
+            raise UserError(f"`data.loader` is `{name}`, which reads no files; use `folder`, `npz` or another.")
+        odd = next((key for key in SHARED if key in options), None)
+        if odd is not None:
+            raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
+        for key, field in options_of(DATASETS[name]).items():
+            if field.metadata["path"] and isinstance(options.get(key), str) and options[key]:
+                options[key] = str(path.parent / expand(options[key]))
+        loader = resolve([ConfigSource("its `[data]`", {"dataset": {**options, "name": name}})]).dataset
         state = path.parent / expand(str(values.get("state", "state")))
-        return SiteFile(path, state, _loader(path, data), tuple(map(str, names)))
-
-
-def _loader(path: Path, data: dict[str, Any]) -> Section:
-    """Return the loader with its options, whose paths are relative to the file."""
-    name = str(data["loader"])
-    values = {key: value for key, value in data.items() if key not in ("loader", "class_names")}
-    if name in FILELESS:
-        raise UserError(f"`data.loader` is `{name}`, which reads no files; use `folder`, `npz` or another.")
-    odd = next((key for key in SHARED if key in values), None)
-    if odd is not None:
-        raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
-    for key, field in options_of(DATASETS[name]).items():
-        if field.metadata["path"] and isinstance(values.get(key), str) and values[key]:
-            values[key] = str(path.parent / expand(values[key]))
-    return resolve([ConfigSource("its `[data]`", {"dataset": {**values, "name": name}})]).dataset
+        return SiteFile(path, state, loader, tuple(map(str, names)))
 
 
 def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> tuple[ClientData, ClientData]:
@@ -113,7 +104,7 @@ def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> t
         else:
             arrays = loader.load(data_folder())
         declared.check_site(arrays)
-        numbers = _numbers(arrays, site.class_names, expected.class_names)
+        numbers = np.array(_numbers(arrays, site.class_names, expected.class_names))
         train, test = (
             ready(experiment, expected.normalisation, Samples(part.x, numbers[part.y]))
             for part in _split(arrays, experiment)
@@ -130,7 +121,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise UserError(f"`{path}`: {error}") from None
 
 
-def _numbers(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -> NDArray[np.int64]:
+def _numbers(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -> list[int]:
     """Return the experiment's number of each of the site's labels, matched by name."""
     if names and len(names) < len(arrays.class_names):
         found = len(arrays.class_names)
@@ -142,7 +133,7 @@ def _numbers(arrays: Arrays, names: tuple[str, ...], classes: tuple[str, ...]) -
             f"its class `{unknown}` is none of the experiment's; set `data.class_names` to the experiment's names of "
             f"the labels: {nearest(unknown, classes)}"
         )
-    return np.array([classes.index(name) for name in names], np.int64)
+    return [classes.index(name) for name in names]
 
 
 def _split(arrays: Arrays, experiment: Experiment) -> tuple[Samples, Samples]:

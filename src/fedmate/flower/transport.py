@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,40 +11,34 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, final
 from fedmate import __version__
 from fedmate.errors import StoppedError
 from fedmate.flower.messages import (
+    Answer,
     ErrorReply,
     Introduction,
-    MessageError,
+    PublicError,
     Reply,
     Request,
-    read_answer,
-    read_introduction,
+    read_reply,
     sentence,
     write_request,
 )
 
 if TYPE_CHECKING:
-    from flwr.app import Message, RecordDict
+    from flwr.app import RecordDict
     from flwr.serverapp import Grid
 
-PAUSE = 1.0
-"""Seconds between looks for nodes and answers from elsewhere."""
-
-BRIEF = 0.05
-"""Seconds between looks for answers from this machine."""
+PAUSE, BRIEF = 1.0, 0.05
+"""Seconds between looks for nodes and answers from elsewhere, and from this machine."""
 
 SLACK = 60.0
 """Seconds that a message stays valid after the wait for its answer has ended: expiry is no error then."""
 
 EMPTY_POOL = "pop from empty list"
-"""Flower's error for a message for which no worker is left."""
-
-_RAISED = re.compile(r"^<class '|'>:<'|'>$")
-"""The frame that Flower puts around an error: its type and its text."""
+"""Flower's error for a message for which no worker is left: a consequence of why a worker was lost."""
 
 Contents: TypeAlias = "dict[int, RecordDict | ErrorReply]"
 """Contents of messages by node; an error where nothing came back."""
 
-Content = TypeVar("Content")
+Content = TypeVar("Content", Answer, Introduction)
 
 
 class LostError(StoppedError):
@@ -83,49 +76,49 @@ class GridTransport(Transport):
         """Return the reply of each client; undeclared content, a late answer or an error becomes an error reply."""
         if not requests:
             return {}
-        first = next(iter(requests.values()))
-        found = self._find(requests, wanted if self._alive is None else len(requests))
-        nodes = {client: node for client, node in found.items() if isinstance(node, int)}
+        first, deadline = next(iter(requests.values())), time.monotonic() + self.patience
+        enough = len(requests) if self._alive else min(wanted, len(requests))
+        while True:
+            found = self._find(requests)
+            nodes = {client: node for client, node in found.items() if isinstance(node, int)}
+            if len(nodes) >= enough or time.monotonic() > deadline:
+                break
+            self._rest()
         contents = {node: write_request(self.experiment, client, requests[client]) for client, node in nodes.items()}
         replies = self._exchange(contents, "train" if first.kind == "train" else "evaluate", str(first.round + 1))
         return {
-            client: node if isinstance(node, ErrorReply) else _read("answer", replies[node], read_answer)
+            client: node if isinstance(node, ErrorReply) else _read(replies[node], Answer)
             for client, node in found.items()
         }
 
     # -------------------- which node is which client
 
-    def _find(self, clients: Collection[int], wanted: int) -> dict[int, int | ErrorReply]:
-        """Return the node of each client as soon as `wanted` are present, or after `patience` seconds."""
-        deadline = time.monotonic() + self.patience
-        while True:
-            self._meet(clients)
-            found = {client: self._node_of(client) for client in clients}
-            present = sum(isinstance(node, int) for node in found.values())
-            if present >= min(wanted, len(found)) or time.monotonic() > deadline:
-                return found
-            self._rest()
-
-    def _meet(self, clients: Collection[int]) -> None:
-        """Ask unknown nodes for their client if one is missing; a node that went and came back may be another."""
+    def _find(self, clients: Collection[int]) -> dict[int, int | ErrorReply]:
+        """Return the node of each client, and ask unknown nodes for their client if one is missing."""
         from flwr.app import RecordDict
 
-        present = self._present()
+        # A node that went and came back may be another.
+        before, self._since = self._since, self._present()
         self._known = {
             node: known
             for node, known in self._known.items()
-            if isinstance(known, Introduction) and present.get(node) == self._since[node]
+            if isinstance(known, Introduction) and self._since.get(node) == before[node]
         }
-        self._since = present
-        if any(isinstance(self._node_of(client), ErrorReply) for client in clients):
-            new: Contents = {node: RecordDict() for node in present if node not in self._known}
 
-            def all_known(replies: Contents) -> bool:
-                self._known |= {node: _introduction(reply) for node, reply in replies.items()}
-                return all(isinstance(self._node_of(client), int) for client in clients)
+        def all_known(replies: Contents) -> bool:
+            for node, reply in replies.items():
+                known = self._known[node] = _read(reply, Introduction)
+                # Another fedmate would compute something else.
+                if isinstance(known, Introduction) and known.fedmate != __version__:
+                    reason = f"client {known.partition} runs fedmate {known.fedmate}, the server {__version__}"
+                    self._known[node] = ErrorReply(reason)
+            return all(isinstance(self._node_of(client), int) for client in clients)
 
-            # A node that is needed may be training, and answers one message after the other.
+        if not all_known({}):
+            new: Contents = {node: RecordDict() for node in self._since if node not in self._known}
+            # A node that is not needed may be training, and answers one message after the other.
             all_known(self._exchange(new, "query", "query", all_known))
+        return {client: self._node_of(client) for client in clients}
 
     def _present(self) -> dict[int, str]:
         """Return since when each connected node is present."""
@@ -172,53 +165,36 @@ class GridTransport(Transport):
 
     def _pull(self, sent: Mapping[str, int]) -> dict[str, RecordDict | ErrorReply]:
         """Return the replies that have arrived, by the number of the message that they answer."""
-        if self._alive is not None:
-            with reached():
-                pulled = list(self.grid.pull_messages(set(sent)))
-            _check_workers(pulled)
-            return {str(reply.metadata.reply_to_message_id): reply.content for reply in pulled}
         # Before pulling: an answer that a node gave before it went away still counts.
-        present = self._present()
+        present = self._since if self._alive else self._present()
         lost = ErrorReply("it was away in between, and what it had been asked is lost")
         returned = [n for n, node in sent.items() if present.get(node, self._since[node]) != self._since[node]]
-        found = {number: reply for number in sent if (reply := self._pull_one(number)) is not None}
-        return {**dict.fromkeys(returned, lost), **found}
-
-    def _pull_one(self, number: str) -> RecordDict | ErrorReply | None:
-        """Return a reply if it is there; one at a time, because one that Flower cannot unpack spoils the others."""
-        try:
-            reply = next(iter(self.grid.pull_messages([number])), None)
-        except Exception as error:
-            # This raises if Flower is gone; otherwise the message is at fault.
-            self._present()
-            return ErrorReply(f"answer refused, it cannot be unpacked ({type(error).__name__})")
-        if reply is not None and reply.has_error():
-            return ErrorReply(f"Flower reports: {sentence(_reason(reply))}")
-        return None if reply is None else reply.content
+        found: dict[str, RecordDict | ErrorReply] = dict.fromkeys(returned, lost)
+        errors: list[str] = []
+        # One at a time: a message that Flower cannot unpack spoils the others.
+        for number in sent:
+            try:
+                reply = next(iter(self.grid.pull_messages([number])), None)
+            except Exception as error:
+                # This raises if Flower is gone; otherwise the message is at fault.
+                self._present()
+                found[number] = ErrorReply(f"answer refused, it cannot be unpacked ({type(error).__name__})")
+                continue
+            if reply is not None and reply.has_error():
+                errors.append(reply.error.reason or f"error {reply.error.code}")
+                found[number] = ErrorReply(f"Flower reports: {sentence(errors[-1])}")
+            elif reply is not None:
+                found[number] = reply.content
+        if errors and self._alive:
+            # Clients report their errors in answers, so a worker is lost, and with it all of its messages from now on.
+            cause = min(errors, key=lambda reason: EMPTY_POOL in reason)
+            raise LostError(f"a worker process of the simulation has died or failed ({sentence(cause)})")
+        return found
 
     def _rest(self) -> None:
         if self._alive is not None and not self._alive():
             raise LostError("the simulation has ended by itself")
         time.sleep(PAUSE if self._alive is None else BRIEF)
-
-
-def _check_workers(replies: Collection[Message]) -> None:
-    """Raise `LostError` if a simulation reports an error: clients report theirs in answers, so a worker is lost.
-
-    Flower loses its messages from then on.
-    """
-    reasons = [_reason(reply) for reply in replies if reply.has_error()]
-    if reasons:
-        # The empty pool is a consequence, and not the cause.
-        reason = min(reasons, key=lambda reason: EMPTY_POOL in reason)
-        lines = _RAISED.sub(": ", reason).strip(": \n").splitlines()
-        # Of an error that was raised in a worker, the last line has type and text.
-        cause = lines[-1] if lines and "RayTaskError" in lines[0] else "\n".join(lines)
-        raise LostError(f"a worker process of the simulation has died or failed ({sentence(cause)})")
-
-
-def _reason(reply: Message) -> str:
-    return reply.error.reason or f"error {reply.error.code}"
 
 
 @contextmanager
@@ -230,23 +206,15 @@ def reached() -> Iterator[None]:
         raise LostError(f"Flower cannot be reached ({type(error).__name__}: {sentence(str(error))})") from error
 
 
-def _read(
-    name: str, reply: RecordDict | ErrorReply, read: Callable[[RecordDict], Content | ErrorReply]
-) -> Content | ErrorReply:
+def _read(reply: RecordDict | ErrorReply, kind: type[Content]) -> Content | ErrorReply:
     """Return the content of a reply; nothing that a node sends may end the round of the others."""
     if isinstance(reply, ErrorReply):
         return reply
+    name = kind.__name__.lower()
     try:
-        return read(reply)
-    except MessageError as error:
+        found = read_reply(reply)
+    except PublicError as error:
         return ErrorReply(f"{name} refused, {error}")
     except Exception as error:
         return ErrorReply(f"{name} refused, it cannot be read ({type(error).__name__})")
-
-
-def _introduction(reply: RecordDict | ErrorReply) -> Introduction | ErrorReply:
-    """Return a node's introduction; one with another fedmate would compute something else."""
-    node = _read("introduction", reply, read_introduction)
-    if isinstance(node, Introduction) and node.fedmate != __version__:
-        return ErrorReply(f"client {node.partition} runs fedmate {node.fedmate}, the server {__version__}")
-    return node
+    return found if isinstance(found, kind | ErrorReply) else ErrorReply(f"{name} refused, it is something else")

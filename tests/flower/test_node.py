@@ -13,7 +13,7 @@ import pytest
 from fedmate.errors import UserError
 from fedmate.experiment.prepare import compose
 from fedmate.experiment.sections import Experiment
-from fedmate.flower.run_config import request_of
+from fedmate.flower.node import request_of
 
 APP = Path(__file__).parents[2] / "flower"
 
@@ -55,7 +55,6 @@ def test_single_values_are_changed_as_on_the_command_line() -> None:
         ({"experiment": "digit"}, "`experiment` of the run config is `digit`, which the app does not have; did you"),
         ({"min_clients": "2"}, "`min_clients` in `set` of the run config is the string '2'"),
         ({"set": 'a="b'}, "where a quotation mark or bracket stands alone; close it."),
-        ({"set": "backend=vectorised"}, "`backend` is `vectorised`, but `flwr run` runs on Flower; leave it out."),
     ],
 )
 def test_a_mistake_is_one_sentence(values: dict[str, Any], sentence: str) -> None:

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from fedmate.core import Tree
 from fedmate.core.tree import pack
 from fedmate.errors import UserError
-from fedmate.flower.client_state import AheadError, ClientState
+from fedmate.flower.client import ClientState
+from fedmate.flower.messages import PublicError
 
 EXPERIMENT = "0123456789abcdef" * 4
 
@@ -39,7 +40,7 @@ def test_a_round_starts_from_the_state_after_the_last_and_again_where_it_did_bef
         found = store.begin(3, state(0))
         assert_close(found, state(3))
         store.save(3, found, state(4))
-    with pytest.raises(AheadError, match="client 4 is asked for round 3, but has done round 4"):
+    with pytest.raises(PublicError, match="client 4 is asked for round 3, but has done round 4"):
         store.begin(2, state(0))
 
 
