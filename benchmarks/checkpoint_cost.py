@@ -10,10 +10,10 @@ Hardware, versions and n are printed with the figures.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -96,14 +96,14 @@ def measure_many(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what the command asks for and print JSON."""
+    parser = argparse.ArgumentParser(description="Measure what a checkpoint costs.")
+    parser.add_argument("what", choices=("round", "many"), help="a round of 20 clients, or 10,000 clients in 4.4 GB")
+    parser.add_argument("folder", type=Path, nargs="?", help="a new folder, for `many`")
+    asked = parser.parse_args()
+    if (asked.what == "many") is (asked.folder is None):
+        parser.error("`many` needs a folder, `round` has none")
     torch.set_num_threads(1)
-    match sys.argv[1:]:
-        case ["round"]:
-            figures = measure_round()
-        case ["many", folder]:
-            figures = measure_many(Path(folder))
-        case _:
-            sys.exit(__doc__)
+    figures = measure_round() if asked.folder is None else measure_many(asked.folder)
     machine = {"cores": available_cores(), "torch": torch.__version__, "python": platform.python_version()}
     print(json.dumps({**figures, **machine}, indent=2))
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import io
 import json
@@ -43,7 +44,11 @@ def main(folder: Path, source: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write the part of CIFAR-10 that docs/performance.md was run on.")
+    parser.add_argument("folder", type=Path, help="for the new file `cifar10.npz`")
+    parser.add_argument("source", type=Path, nargs="?", help="folder of CIFAR-10, if not your cache")
+    asked = parser.parse_args()
     try:
-        main(*map(Path, sys.argv[1:]))
+        main(asked.folder, asked.source)
     except (UserError, FileExistsError) as error:
         sys.exit(str(error))

@@ -6,6 +6,7 @@ JSON: memory is counted by process, and a case that crashes or takes too long en
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -212,5 +213,6 @@ def explain(error: Exception) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Time the case that standard input describes as JSON.").parse_args()
     # On a line of its own, the last.
     print("\n" + json.dumps(respond(json.load(sys.stdin))), flush=True)

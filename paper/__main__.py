@@ -11,6 +11,7 @@ from another machine with `--merge DIR`.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 import tomllib
@@ -22,12 +23,11 @@ from fedmate.errors import UserError
 from fedmate.experiment import config
 from fedmate.report.plots import Plot
 from fedmate.report.tables import Table, to_markdown
-from fedmate.studies.output import folder_name
 from fedmate.studies.plots import curves, tradeoffs
 from fedmate.studies.records import Records, RunSummary
 from fedmate.studies.statistics import Results
 from fedmate.studies.study import Choice, load_study
-from fedmate.studies.tables import accuracy, differences, tradeoff, views
+from fedmate.studies.tables import accuracy, differences, folder_name, tradeoff, views
 from paper import flops, prototypes
 from paper.plots import classwise, holdings, losses, weights
 from paper.tables import cost, partitions, ranking, time_to_accuracy
@@ -112,7 +112,7 @@ def all_results() -> Iterator[Results]:
         for quick in (False, True):
             for is_tuned in (False, True)[: 1 + (name in TUNED)]:
                 choice = Choice(SEEDS.get(name, 1), is_tuned, quick, ONLY.get(name, ()))
-                results = Results.of(study.with_records(choice, records.has), choice, records)
+                results = Results.of(study.with_records(choice, records.all()), choice, records)
                 if not results.found.keys() <= shown:
                     yield results
                 shown |= results.found.keys()
@@ -209,21 +209,25 @@ def _tuning() -> str:
     return to_markdown(Table("tuning", "What tuning found", head, rows, [note])).replace("### ", "## ", 1)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Do as the docstring of this file says."""
-    if arguments in (["flops"], ["prototypes"]):
-        name = {"flops": "time_to_accuracy", "prototypes": "prototypes"}[arguments[0]]
+    parser = argparse.ArgumentParser(prog="python -m paper", description="Make paper/tables/ from paper/records/.")
+    parser.add_argument("what", nargs="?", choices=("flops", "prototypes"), help="complete these records instead")
+    parser.add_argument("--no-plots", action="store_true", help="make the pages alone")
+    asked = parser.parse_args()
+    if asked.what is not None:
+        name = {"flops": "time_to_accuracy", "prototypes": "prototypes"}[asked.what]
         records, results = Records(FOLDER, name), next(one for one in all_results() if one.study.name == name)
         (flops.count_missing if name == "time_to_accuracy" else prototypes.collect)(results, records)
         return
     TABLES.mkdir(exist_ok=True)
-    for path, content in pages("--no-plots" not in arguments):
+    for path, content in pages(not asked.no_plots):
         path.write_bytes(content)
     print(TABLES / "README.md")
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        main()
     except UserError as error:
         sys.exit(f"Error: {error}")

@@ -149,6 +149,9 @@ def test_killed_processes_lose_no_finished_run(tmp_path: Path) -> None:
         last = begin(folder)
         out, err = last.communicate(timeout=300)
         assert last.returncode == 0, out + err
-    found = [{one.name: one.outcome() for one in Records(one / "studies", "small").all()} for one in (alone, shared)]
+    found = [
+        {name: one.outcome() for name, one in Records(folder / "studies", "small").all().items()}
+        for folder in (alone, shared)
+    ]
     assert found[0] == found[1]
     assert found[0].keys() == {run.name for run in load_study(alone / "small.toml").runs(Choice())}

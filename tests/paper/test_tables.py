@@ -18,7 +18,7 @@ from tests.studies.small import Run, results_of, study_of
 from fedmate.studies.records import Records, command_of
 from fedmate.studies.study import Choice
 
-RECORDS = Records(FOLDER, "all").all()
+RECORDS = [*Records(FOLDER, "all").all().values()]
 
 
 def test_the_pages_are_those_of_the_records() -> None:

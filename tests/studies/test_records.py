@@ -43,7 +43,7 @@ def test_an_option_at_its_default_is_the_same_as_none() -> None:
 
 def test_records_are_added_once_and_found_by_name(tmp_path: Path) -> None:
     records, found = Records(tmp_path / "out", "mine"), summaries(tmp_path)
-    assert not records.has(found[0].name)
+    assert records.find(found[0].name) is None
     merged = records.add(found[:3])
     assert merged.new == [one.name for one in found[:3]]
     before = records.path.read_bytes()
@@ -52,7 +52,7 @@ def test_records_are_added_once_and_found_by_name(tmp_path: Path) -> None:
     again = Records(tmp_path / "out", "another")
     again.add(found[3:])
     # All files of the folder are read together, also those of other processes.
-    assert {one.name for one in records.all()} == {one.name for one in found}
+    assert {*records.all()} == {one.name for one in found}
     one = records.find(found[0].name)
     assert one is not None
     assert one.accuracy("pre", "own") == 60.0
@@ -83,7 +83,7 @@ def test_a_kill_while_a_record_is_added_loses_nothing(tmp_path: Path, monkeypatc
         patch.setattr(storage, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             records.add(found[1:])
-    assert [one.name for one in Records(tmp_path, "mine").all()] == [found[0].name]
+    assert [*Records(tmp_path, "mine").all()] == [found[0].name]
     records.add(found[1:])
     assert len(records.all()) == len(found)
 

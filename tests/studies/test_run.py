@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from tests.studies.small import study_of
 
+from fedmate.experiment.build import Built
 from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer
-from fedmate.progress import RunProgress
 from fedmate.studies import run
 from fedmate.studies.records import Records
-from fedmate.studies.run import Watcher, Work, run_all, run_and_wait
+from fedmate.studies.run import Watcher, Work, run_all
 from fedmate.studies.study import Choice, Study
 
 FOUR = ["s10/fedavg", "s10/local", "s70/fedavg", "s70/local"]
@@ -22,17 +21,20 @@ FOUR = ["s10/fedavg", "s10/local", "s70/fedavg", "s70/local"]
 
 class Listener(Watcher):
     def __init__(self) -> None:
-        self.begun, self.done, self.failures = list[str](), list[str](), dict[str, str]()
+        self.taken, self.done, self.problems = list[str](), list[str](), dict[str, str]()
 
-    def started(self, run: str) -> Observer:
-        self.begun.append(run)
-        return RunProgress(None)
+    def begun(self, run: str) -> None:
+        self.taken.append(run)
 
-    def ended(self, run: str, seconds: float) -> None:
+    def ended(self, run: str, problem: str) -> None:
         self.done.append(run)
+        self.problems[run] = problem
 
-    def failed(self, run: str, reason: str) -> None:
-        self.failures[run] = reason
+    def started(self, built: Built, done: int) -> None: ...
+
+    def round_done(self, done: int, primary: float | None) -> None: ...
+
+    def warned(self, sentence: str) -> None: ...
 
 
 def work_of(study: Study, folder: Path) -> Work:
@@ -45,9 +47,9 @@ def test_each_run_is_run_once_and_never_again(tmp_path: Path) -> None:
     run_all(work, first)
     assert first.done == FOUR
     run_all(work, second)
-    assert not second.begun
+    assert not second.taken
     name = work.runs[0].name
-    (found,) = [one for one in work.records.all() if one.name == name]
+    found = work.records.all()[name]
     record = Record(work.records.run_folder(name))
     assert found.accuracy("pre", "own") == pytest.approx(record.accuracy("pre", "own"), abs=1e-3)
     assert found.views == ["pre", "post", "global", "classifier_tuned"]
@@ -64,7 +66,7 @@ def test_an_error_of_the_program_is_one_runs_too(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(run, "_train", break_down)
     listener = Listener()
     run_all(work_of(study_of(tmp_path), tmp_path), listener)
-    assert listener.failures == dict.fromkeys(FOUR, "CUDA error: an illegal memory access")
+    assert listener.problems == dict.fromkeys(FOUR, "CUDA error: an illegal memory access")
 
 
 def test_a_run_that_others_gave_up_is_taken(tmp_path: Path) -> None:
@@ -73,11 +75,10 @@ def test_a_run_that_others_gave_up_is_taken(tmp_path: Path) -> None:
     other.enter_context(work.records.claim(work.runs[0].name))
 
     class Killer(Listener):
-        def started(self, run: str) -> Observer:
+        def begun(self, run: str) -> None:
             other.close()
-            return super().started(run)
 
     listener = Killer()
-    run_and_wait(work, listener)
+    run_all(work, listener)
     assert not work.left()
     assert listener.done[-1] == work.runs[0].label

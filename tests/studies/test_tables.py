@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.studies.small import STUDY, Run, results_of, study_of
 
-from fedmate.studies.output import save
+from fedmate.studies.plots import plots
 from fedmate.studies.statistics import Results
-from fedmate.studies.tables import accuracy, differences
+from fedmate.studies.tables import accuracy, differences, save, tables
 
 
 def run(pre: float, own: float, diverged_in: int | None = None) -> Run:
@@ -58,10 +58,11 @@ def test_differences_from_the_reference(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_study(results: Results, tmp_path: Path) -> None:
-    saved = save(results, tmp_path)
-    assert saved.folder == tmp_path / "tables" / "small"
-    made = {path.name for path in saved.folder.iterdir()}
+    folder, names = save(results, tables(results), plots(results), tmp_path)
+    assert folder == tmp_path / "tables" / "small"
+    made = {path.name for path in folder.iterdir()}
+    assert {path.rpartition(".")[0] for path in made} == {*names}
     for name in ("accuracy", "differences_s10", "front_s10", "views_s70"):
         assert {f"{name}.md", f"{name}.tex", f"{name}.csv"} <= made
     assert {"figures.csv", "curves.svg", "curves.pdf", "tradeoff_s10.png"} <= made
-    assert "51.00 ± 1.41" in (saved.folder / "accuracy.md").read_text()
+    assert "51.00 ± 1.41" in (folder / "accuracy.md").read_text()

@@ -5,27 +5,24 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from tests.studies.test_run import Listener
 
 from fedmate.core.options import options_of
 from fedmate.errors import DivergedError
 from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
-from fedmate.progress import RunProgress
 from fedmate.studies import tuning
 from fedmate.studies.records import Records, RunSummary
-from fedmate.studies.run import Watcher, Work
-from fedmate.studies.search_space import RANGES, space_of, spread
-from fedmate.studies.tuning import Search, Trial, command, ranked, run_trials, save
+from fedmate.studies.run import Work
+from fedmate.studies.tuning import RANGES, Search, Trial, command, ranked, run_trials, save, space_of, spread
 
 SETTINGS = (
     *("rounds=1", "validation_per_class=5", "backend=sequential", "training.epochs=2"),
@@ -49,24 +46,23 @@ def request_of(method: str, folder: Path, *settings: str) -> Request:
     return Request(None, [method], "mnist", parse_set([*SETTINGS, *settings]), UserInputs(folder=folder))
 
 
-class Listener(Watcher):
-    """Remembers the runs that were started; stops the search at one of them."""
+class Stopper(Listener):
+    """Stops the search at a run."""
 
-    def __init__(self, stop_at: str = "") -> None:
-        self.runs, self._stop_at = list[str](), stop_at
+    def __init__(self, stop_at: str) -> None:
+        super().__init__()
+        self._stop_at = stop_at
 
-    def started(self, run: str) -> Observer:
+    def begun(self, run: str) -> None:
         if run == self._stop_at:
             raise KeyboardInterrupt
-        self.runs.append(run)
-        return RunProgress(None)
 
 
 def searched(search: Search, data: Path, folder: Path) -> tuple[list[Trial], list[str]]:
     """Return the trials of a search, and the runs that were started for it."""
     listener = Listener()
     trials = list(run_trials(search, Records(folder, "s"), UserInputs(folder=data), listener))
-    return trials, listener.runs
+    return trials, listener.taken
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +83,7 @@ def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 def found(records: Records, name: str) -> RunSummary:
-    (one,) = [one for one in records.all() if one.name == name]
-    return one
+    return records.all()[name]
 
 
 def test_trials_have_the_experiments_own_settings_and_then_others_inside_the_ranges(done: Done) -> None:
@@ -116,7 +111,7 @@ def test_trials_have_the_experiments_own_settings_and_then_others_inside_the_ran
 def test_proposals_follow_the_scores(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run: the larger the learning rate, the better the score."""
 
-    def accuracies(work: Work, view: str, watcher: Watcher) -> list[float]:
+    def accuracies(work: Work, view: str, watcher: Listener) -> list[float]:
         return [1000 * run.experiment.training.learning_rate for run in work.runs]
 
     monkeypatch.setattr(tuning, "_accuracies", accuracies)
@@ -136,7 +131,7 @@ def test_another_test_split_changes_nothing(data: Path, tmp_path: Path) -> None:
 def test_a_search_that_was_stopped_continues_and_more_trials_extend_it(done: Done, data: Path, tmp_path: Path) -> None:
     search, whole, _ = done
     with pytest.raises(KeyboardInterrupt):
-        list(run_trials(search, Records(tmp_path, "s"), UserInputs(folder=data), Listener("s = 70/trial 1")))
+        list(run_trials(search, Records(tmp_path, "s"), UserInputs(folder=data), Stopper("s = 70/trial 1")))
     trials, runs = searched(search, data, tmp_path)
     assert runs == ["s = 70/trial 1", "s = 10/trial 2", "s = 70/trial 2"]
     assert trials == whole
@@ -170,10 +165,10 @@ def test_few_settings_are_searched_around_their_defaults_alike_for_all_methods(m
         assert spread(space, number).items() >= spread(fedavg, number).items()
 
 
-def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, data: Path, tmp_path: Path) -> None:
-    search, trials, records = done
+def test_the_best_is_saved_as_a_table_and_an_experiment(done: Done, data: Path, tmp_path: Path) -> None:
+    search, trials, _ = done
     best = ranked(trials)[0]
-    preset = save(search, trials, records, tmp_path)
+    save(search, trials, tmp_path)
     rows = list(csv.DictReader((tmp_path / "trials.csv").read_text().splitlines()))
     assert [int(row["trial"]) for row in rows] == [trial.number for trial in ranked(trials)]
     assert [row["score"] for row in rows] == [f"{trial.score:.2f}" for trial in ranked(trials)]
@@ -181,8 +176,5 @@ def test_the_best_is_saved_as_a_table_an_experiment_and_a_preset(done: Done, dat
     (again,) = compose(Request(load_file(tmp_path / "best.toml")))
     assert again == search.with_settings(best.settings)
     assert search.with_settings(trials[0].settings) == search.experiment
-    assert preset == (tmp_path / "preset.toml").read_text()
-    entry = tomllib.loads(preset)["fedrep"]["mnist"]
-    assert entry["training"] == {"learning_rate": best.settings["training.learning_rate"]}
-    assert (entry["trials"], entry["view"], entry["command"]) == (3, "pre", command(search))
-    assert (entry["score"], entry["default_score"]) == tuple(round(t.score or 0, 2) for t in (best, trials[0]))
+    about = (tmp_path / "best.toml").read_text()
+    assert f"# Trial {best.number} of `{command(search)}`: {best.score:.2f} % on validation samples," in about

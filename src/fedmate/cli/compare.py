@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +76,7 @@ def compare(
             text += f"; not replaced, because they are here with other figures: {', '.join(merged.different)}"
         console.out(f"{text}.", highlight=False)
     if show:
-        _show(console, loaded.with_records(choice, records.has), choice, records)
+        _show(console, loaded.with_records(choice, records.all()), choice, records)
     elif not _run(console, loaded, choice, records, jobs, data_dir):
         raise typer.Exit(1)
 
@@ -83,23 +85,23 @@ def _run(console: Console, study: Study, choice: Choice, records: Records, jobs:
     """Run everything that is left, show the results, and tell whether all runs are finished."""
     from fedmate.cli.study_progress import StudyProgress
     from fedmate.experiment.inputs import UserInputs
-    from fedmate.studies.run import Work, run_and_wait
+    from fedmate.studies.run import Work, run_all
 
     study, notes = study.with_data(choice, data_dir)
-    runs = study.runs(choice)
-    _print_notes(console, notes)
-    if not runs:
-        raise UserError(f"`{study.name}` has nothing to run here; the notes above give the reasons.")
-    work = Work(runs, records, UserInputs(folder=data_dir))
-    total = len({run.name for run in runs})
-    done = total - len(work.left())
-    console.out(f"{study.title}: {total} run{'s' * (total > 1)}, {done} finished.", highlight=False)
+    work = Work(study.runs(choice), records, UserInputs(folder=data_dir))
     if outdated := work.outdated():
         names = ", ".join(f"`{name}`" for name in outdated)
-        _print_notes(console, [f"finished runs of {names} used an earlier version of its file; use another `--out`."])
+        notes.append(f"finished runs of {names} used an earlier version of its file; use another `--out`.")
+    _print_notes(console, notes)
+    if not work.runs:
+        raise UserError(f"`{study.name}` has nothing to run here; the notes above give the reasons.")
+    total = len({run.name for run in work.runs})
+    done = total - len(work.left())
+    console.out(f"{study.title}: {total} run{'s' * (total > 1)}, {done} finished.", highlight=False)
+    progress = StudyProgress(console, total - done)
     try:
-        with StudyProgress(console, total - done) as progress:
-            run_and_wait(work, progress, jobs)
+        with progress.bars:
+            run_all(work, progress, jobs)
     except KeyboardInterrupt as error:
         done = total - len(work.left())
         typer.echo(f"Stopped. {done} of {total} runs are finished; the same command continues.", err=True)
@@ -113,21 +115,27 @@ def _run(console: Console, study: Study, choice: Choice, records: Records, jobs:
 
 
 def _show(console: Console, study: Study, choice: Choice, records: Records) -> None:
-    """Print the tables of the finished runs, and save them with the plots."""
+    """Print the accuracies and the differences, and save all tables with the plots."""
     from fedmate.report.tables import show
-    from fedmate.studies.output import save
+    from fedmate.studies.plots import plots
     from fedmate.studies.statistics import Results
+    from fedmate.studies.tables import save, tables
 
     results = Results.of(study, choice, records)
     if not results.found:
         raise UserError(
             f"`{records.folder}` has no finished run of `{study.name}` for these options; run it without `--show`."
         )
-    saved = save(results, records.folder)
-    for table in saved.tables:
-        show(table, console)
-    _print_notes(console, saved.notes)
-    console.out(f"Saved: {saved.folder} ({', '.join(saved.files)})", highlight=False)
+    found, notes, has_plots = tables(results), results.notes(), importlib.util.find_spec("matplotlib") is not None
+    folder, files = save(results, found, plots(results) if has_plots else [], records.folder)
+    for one in found:
+        if one.name.startswith(("accuracy", "differences")):
+            # The notes of the study come once, below all tables.
+            own = [note for note in one.notes if note not in notes]
+            show(replace(one, notes=own), console)
+    lack = "there are no plots without matplotlib; install it with `pip install 'fedmate[plots]'`."
+    _print_notes(console, notes if has_plots else [*notes, lack])
+    console.out(f"Saved: {folder} ({', '.join(files)})", highlight=False)
 
 
 def _print_notes(console: Console, notes: Sequence[str]) -> None:

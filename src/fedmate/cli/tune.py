@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedmate.studies.records import Records
     from fedmate.studies.tuning import Search, Trial
 
-OURS = frozenset({"best.toml", "locks", "preset.toml", "records", "runs", "trials.csv"})
+OURS = frozenset({"best.toml", "locks", "records", "runs", "trials.csv"})
 """The content of the folder of a search."""
 
 
@@ -63,12 +63,10 @@ def tune(
         raise UserError(f"`--out` is `{folder}`, which holds other files; choose a new folder.")
     console, records = make_console(), Records(store or folder, folder.name)
     done = _run(console, search, records, inputs)
-    preset = save(search, done, records, folder)
+    save(search, done, folder)
     show(table_of(search, done), console)
     best = shlex.quote(str(folder / "best.toml"))
     console.out(f"Saved: {folder}. To run the best: fedmate run {best}", highlight=False)
-    if preset is not None:
-        console.out(f"To make it a preset, paste this into src/fedmate/tuned.toml:\n\n{preset}", highlight=False)
 
 
 def _numbers(text: str | None) -> list[float]:
@@ -86,7 +84,8 @@ def _run(console: Console, search: Search, records: Records, inputs: UserInputs)
     console.out(search.describe(), highlight=False)
     done: list[Trial] = []
     try:
-        with StudyProgress(console, search.trials * len(search.settings)) as progress:
+        progress = StudyProgress(console, search.trials * len(search.settings))
+        with progress.bars:
             for trial in run_trials(search, records, inputs, progress):
                 done.append(trial)
                 settings = ", ".join(f"{key} {as_text(value)}" for key, value in trial.settings.items())

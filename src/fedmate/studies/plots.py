@@ -24,10 +24,13 @@ def curves(results: Results) -> list[Plot]:
     """Return the accuracy by round, with the standard deviation between seeds, if rounds were evaluated on the way."""
 
     def series(method: StudyMethod, setting: StudySetting) -> list[Series]:
-        runs = [_curve(one, method.view, setting.test) for one in to_draw(results, method, setting)]
+        curves = [
+            {point["round"]: point["accuracy"].get(method.view, {}).get(setting.test) for point in one.content["curve"]}
+            for one in to_draw(results, method, setting)
+        ]
+        runs = [{number: accuracy for number, accuracy in one.items() if accuracy is not None} for one in curves]
         rounds = sorted(set.intersection(*map(set, runs))) if runs else []
-        figures = {number: over_seeds(run[number] for run in runs) for number in rounds}
-        return [line(results, method, setting, figures)]
+        return [line(results, method, setting, {number: over_seeds(run[number] for run in runs) for number in rounds})]
 
     found = panels(results, series)
     if not any(len(one.x) > 1 for panel in found for one in panel.series):
@@ -46,17 +49,16 @@ def tradeoffs(results: Results) -> Iterator[Plot]:
 
 
 def _tradeoff(group: Group, setting: StudySetting) -> Plot:
-    results, seen = group.results, set[tuple[str, ...]]()
-    found, spots = both_tests(group, setting), []
-    for one in found:
-        names = tuple(results.names(one.method, setting))
-        across, upward = one.balanced.standard_error, one.own.standard_error
+    results, seen, several, spots = group.results, set[tuple[str, ...]](), set[int](), list[Spot]()
+    for method, balanced, own, is_on_front in both_tests(group, setting):
+        names, (number, label) = tuple(results.names(method, setting)), _look(results, method)
+        across, upward = balanced.standard_error, own.standard_error
         errors = None if across is None or upward is None else (across, upward)
-        number, label = _look(results, one.method)
-        place = (round(one.balanced.mean, 2), round(one.own.mean, 2))
-        spots.append(Spot(label, number, *place, errors, one.is_on_front, names in seen))
+        spots.append(
+            Spot(label, number, round(balanced.mean, 2), round(own.mean, 2), errors, is_on_front, names in seen)
+        )
         seen.add(names)
-    several = sorted({one.own.seeds for one in found if one.own.seeds > 1})
+        several |= {own.seeds} - {1}
     alone = replace(results, runs=[run for run in results.runs if run.setting.key == setting.key])
     return Tradeoff(
         file_name(f"tradeoff{group.suffix}", setting),
@@ -64,7 +66,7 @@ def _tradeoff(group: Group, setting: StudySetting) -> Plot:
         panel_title(setting),
         spots,
         ("accuracy (%), balanced test", "accuracy (%), own test"),
-        f"± standard error over {' or '.join(map(str, several))} seeds" if several else "",
+        f"± standard error over {' or '.join(map(str, sorted(several)))} seeds" if several else "",
     )
 
 
@@ -83,19 +85,14 @@ def line(results: Results, method: StudyMethod, setting: StudySetting, figures: 
     return Series(label + diverged, number, [*figures], y, [] if all(map(math.isnan, spread)) else spread)
 
 
-def panels(
-    results: Results,
-    series: Callable[[StudyMethod, StudySetting], Sequence[Series]],
-    settings: Sequence[StudySetting] | None = None,
-) -> list[Panel]:
+def panels(results: Results, series: Callable[[StudyMethod, StudySetting], Sequence[Series]]) -> list[Panel]:
     """Return a panel for each setting in which there is something to draw."""
     found = []
     several = len({setting.test for setting in results.settings}) > 1
-    for setting in results.settings if settings is None else settings:
+    for setting in results.settings:
         drawn = [one for method in results.methods for one in series(method, setting) if np.isfinite(one.y).any()]
-        name, *rest = panel_title(setting).split("\n")
-        title = "\n".join([f"{name}, {setting.test} test" if several else name, *rest])
-        found += [Panel(title, drawn)] if drawn else []
+        named = replace(setting, name=f"{setting.name}, {setting.test} test") if several else setting
+        found += [Panel(panel_title(named), drawn)] if drawn else []
     return found
 
 
@@ -119,8 +116,3 @@ def _look(results: Results, method: StudyMethod) -> tuple[int, str]:
     number = next(i for i, one in enumerate(results.study.methods) if one.key == method.key)
     several = len({one.view for one in results.methods}) > 1
     return number, f"{method.name} ({method.view})" if several else method.name
-
-
-def _curve(one: RunSummary, view: str, test: str) -> dict[int, float]:
-    found = {point["round"]: point["accuracy"].get(view, {}).get(test) for point in one.content["curve"]}
-    return {number: accuracy for number, accuracy in found.items() if accuracy is not None}

@@ -19,8 +19,9 @@ import re
 import shlex
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple, final
 from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.experiment.record import Record
+from fedmate.experiment.record import TESTS, Record
 from fedmate.experiment.sections import NAMED_SECTIONS, Experiment, flat
 from fedmate.methods import METHODS
 
@@ -58,11 +59,7 @@ class RunSummary:
         self.config: dict[str, Any] = content["config"]
         self.summary: dict[str, Any] = content["summary"]
         self.name = name_of(self.config)
-
-    @property
-    def diverged_in(self) -> int | None:
-        """The round in which every client diverged, if the run ended so."""
-        return self.summary.get("diverged_in_round")
+        self.diverged_in: int | None = self.summary.get("diverged_in_round")
 
     @property
     def views(self) -> list[str]:
@@ -72,8 +69,7 @@ class RunSummary:
     @property
     def is_outdated(self) -> bool:
         """Whether the file of its method has changed since it was run."""
-        digest = self.content.get("method_sha256")
-        return digest is not None and digest != source_digest(self.config["method"]["name"])
+        return self.content.get("method_sha256") not in (None, source_digest(self.config["method"]["name"]))
 
     def accuracy(self, view: str, test: str) -> float | None:
         """Return the mean over clients at the end, in percent; `None` if it diverged or the method lacks the view."""
@@ -105,46 +101,40 @@ class Records:
 
     def __init__(self, folder: Path, study: str) -> None:
         self.folder, self.path = folder, folder / "records" / f"{study}.jsonl"
-        self._files: dict[Path, tuple[tuple[int, int], dict[str, RunSummary]]] = {}
+
+    def all(self) -> Mapping[str, RunSummary]:
+        """Return all finished runs by name."""
+        return _read_all(self.path.parent.glob("*.jsonl"))
 
     def find(self, name: str) -> RunSummary | None:
         """Return a finished run, if there is one of this name."""
-        self._refresh()
-        return next((found[name] for _, found in self._files.values() if name in found), None)
-
-    def has(self, name: str) -> bool:
-        """Tell whether a run is finished."""
-        return self.find(name) is not None
-
-    def all(self) -> list[RunSummary]:
-        """Return all finished runs."""
-        self._refresh()
-        return list({name: one for _, found in self._files.values() for name, one in found.items()}.values())
+        return self.all().get(name)
 
     def add(self, found: Sequence[RunSummary]) -> Merged:
         """Add finished runs; one that is there stays as it is."""
-        merged = Merged([], [], [])
+        merged, lines = Merged([], [], []), list[str]()
         storage.make_folder(self.path.parent)
         with self._wait_for_turn():
-            lines = list[str]()
+            known = self.all()
             for one in found:
-                ours = self.find(one.name)
+                ours = known.get(one.name)
                 if ours is None:
-                    lines.append(json.dumps(one.content))
-                kind = merged.new if ours is None else merged.same
-                (kind if ours is None or ours.outcome() == one.outcome() else merged.different).append(one.name)
+                    lines.append(f"{json.dumps(one.content)}\n")
+                    merged.new.append(one.name)
+                else:
+                    (merged.same if ours.outcome() == one.outcome() else merged.different).append(one.name)
             if lines:
                 before = self.path.read_bytes() if self.path.exists() else b""
-                storage.replace(self.path, before + "".join(f"{line}\n" for line in lines).encode())
+                storage.replace(self.path, before + "".join(lines).encode())
         return merged
 
     def merge(self, other: Path) -> Merged:
         """Add the finished runs of another folder of studies, of a folder of `.jsonl` files, or of one such file."""
         place = other / "records" if (other / "records").is_dir() else other
-        paths = [place] if place.is_file() else sorted(place.glob("*.jsonl"))
+        paths = [place] if place.is_file() else [*place.glob("*.jsonl")]
         if not paths:
             raise UserError(f"`--merge` got `{other}`, which holds no records; name a folder of `fedmate compare`.")
-        return self.add([one for path in paths for one in _read(path).values()])
+        return self.add([*_read_all(paths).values()])
 
     def run_folder(self, name: str) -> Path:
         """Return the folder in which a run is run."""
@@ -160,18 +150,7 @@ class Records:
             reason = f"cannot be locked ({error.strerror})"
             raise UserError(f"`{path}` {reason}; use a folder that can be written.") from None
 
-    def is_claimed(self, name: str) -> bool:
-        """Tell whether a process has taken a run."""
-        try:
-            with self.claim(name) if (self.folder / "locks" / name).exists() else nullcontext():
-                return False
-        except storage.BusyError:
-            return True
-        except UserError:
-            return False
-
     def _wait_for_turn(self) -> AbstractContextManager[object]:
-        """Wait until no other process adds records."""
         end = time.monotonic() + TIMEOUT
         while True:
             try:
@@ -181,19 +160,14 @@ class Records:
                     raise
                 time.sleep(PAUSE)
 
-    def _refresh(self) -> None:
-        """Read the files that have changed."""
-        found = {}
-        for path in sorted(self.path.parent.glob("*.jsonl")):
-            status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            known = self._files.get(path)
-            found[path] = known if known is not None and known[0] == stamp else (stamp, _read(path))
-        self._files = found
+
+def _read_all(paths: Iterable[Path]) -> Mapping[str, RunSummary]:
+    return ChainMap(*(_read(path, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(paths)))
 
 
-def _read(path: Path) -> dict[str, RunSummary]:
-    """Return the runs of a file by name, or raise `UserError` if a line is no record."""
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, *_: int) -> dict[str, RunSummary]:
+    """Return the runs of a file by name, or raise `UserError`; a file of another time or size is read again."""
     found: dict[str, RunSummary] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -281,28 +255,26 @@ def source_digest(method: str) -> str | None:
 
 def summarise(record: Record) -> RunSummary:
     """Return the record of a finished run in a folder."""
-    summary, config = record.summary, record.config
+    summary, config, metrics = record.summary, record.config, record.metrics
     ended = datetime.fromtimestamp((record.folder / "summary.json").stat().st_mtime, UTC)
     partition = json.loads((record.folder / "partition.json").read_bytes())
-    metrics = record.metrics
     last = metrics[-1]["accuracy"] if metrics else {}
-    return RunSummary(
-        {
-            "format": FORMAT,
-            "date": f"{ended:%Y-%m-%d}",
-            "command": command_of(config),
-            "environment": record.environment,
-            "config": config,
-            "summary": {part: rounded(summary.get(part)) for part in PARTS},
-            "classes": {view: rounded(f["balanced"]["per_class"]) for view, f in last.items() if f is not None},
-            "holdings": [[n for key, n in row.items() if re.fullmatch(r"samples_\d+", key)] for row in record.clients],
-            "class_names": partition["classes"],
-            "data_sha256": partition["data_sha256"],
-            "method_sha256": source_digest(config["method"]["name"]),
-            "curve": [_point(row) for row in metrics],
-            "losses": {way: _losses(record.rounds, f"loss_{way}") for way in ("before", "after")},
-        }
-    )
+    content = {
+        "format": FORMAT,
+        "date": f"{ended:%Y-%m-%d}",
+        "command": command_of(config),
+        "environment": record.environment,
+        "config": config,
+        "summary": {part: rounded(summary.get(part)) for part in PARTS},
+        "classes": {view: rounded(f["balanced"]["per_class"]) for view, f in last.items() if f is not None},
+        "holdings": [[n for key, n in row.items() if re.fullmatch(r"samples_\d+", key)] for row in record.clients],
+        "class_names": partition["classes"],
+        "data_sha256": partition["data_sha256"],
+        "method_sha256": source_digest(config["method"]["name"]),
+        "curve": [_point(row) for row in metrics],
+        "losses": {way: _losses(record.rounds, f"loss_{way}") for way in ("before", "after")},
+    }
+    return RunSummary(content)
 
 
 def rounded(value: Any) -> Any:
@@ -320,8 +292,8 @@ def rounded(value: Any) -> Any:
 def _point(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return an evaluated round: the accuracies of every view, and the seconds until then."""
     views = {view: figures for view, figures in row["accuracy"].items() if figures is not None}
-    accuracy = {view: {test: rounded(f[test]["mean"]) for test in ("balanced", "own")} for view, f in views.items()}
-    return {"round": row["round"], "seconds": rounded(row["seconds"]), "accuracy": accuracy}
+    accuracy = {view: {test: f[test]["mean"] for test in TESTS} for view, f in views.items()}
+    return {"round": row["round"], **rounded({"seconds": row["seconds"], "accuracy": accuracy})}
 
 
 def _losses(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from fedmate.studies.records import Records, RunSummary
-from fedmate.studies.study import Choice, Study, StudyMethod, StudyRun, StudySetting
+from fedmate.studies.study import Choice, Place, Study, StudyMethod, StudyRun, StudySetting
+
+VALIDATION = "validation samples that no client holds, not the test split"
 
 
 class Figure(NamedTuple):
@@ -42,9 +44,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 class Group(NamedTuple):
     """Methods that can be compared in a setting; if it is not all, file names have a suffix, and titles say which.
 
-    Attributes:
-        fair: their runs with common seeds, because one seed's partition may be easier than another's.
-        seeds: these seeds, in words.
+    `fair` are their runs with common seeds, in words `seeds`: one seed's partition may be easier than another's.
     """
 
     results: Results
@@ -72,9 +72,8 @@ class Results:
     @classmethod
     def of(cls, study: Study, choice: Choice, records: Records) -> Results:
         """Look for the runs of a study."""
-        runs = study.runs(choice)
-        found = {run.name: one for run in runs if (one := records.find(run.name)) is not None}
-        return cls(study, choice, runs, found)
+        runs, finished = study.runs(choice), records.all()
+        return cls(study, choice, runs, {run.name: finished[run.name] for run in runs if run.name in finished})
 
     @property
     def settings(self) -> list[StudySetting]:
@@ -146,12 +145,9 @@ class Results:
 
         Without these methods there may be more seeds, and other methods that diverged with those.
         """
-        seeds, failed = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
-        for run in self.runs:
-            one = self.found.get(run.name)
-            if run.setting.key == setting.key and one is not None:
-                seeds[run.method.key].add(run.seed)
-                failed[run.method.key] |= {run.seed} if one.diverged_in is not None else set()
+        runs = [run for run in self.runs if run.setting.key == setting.key and run.name in self.found]
+        seeds = {run.method.key: {other.seed for other in runs if other.method == run.method} for run in runs}
+        failed = {key: {run.seed for run in runs if run.method.key == key and self._diverged(run)} for key in seeds}
         keys = [key for key in seeds if failed[key] < seeds[key]]
         while keys:
             common = set.intersection(*(seeds[key] for key in keys))
@@ -180,55 +176,45 @@ class Results:
 
     def notes(self) -> list[str]:
         """Return the sentences a reader must know before comparing figures."""
-        notes = ["--quick: runs are cut short, their figures cannot be compared"] if self.choice.quick else []
-        for setting in self.settings:
-            if setting.stands_in_for is not None:
-                notes.append(f"{setting.name}: {setting.data} stands in for {setting.stands_in_for}")
+        notes = ["--quick: runs are cut short, their figures cannot be compared"] * self.choice.quick
+        stand_ins = [setting for setting in self.settings if setting.stands_in_for is not None]
+        notes += [f"{setting.name}: {setting.data} stands in for {setting.stands_in_for}" for setting in stand_ins]
         if self.study.left_out:
             notes.append(f"left out, data missing: {'; '.join(self.study.left_out)}")
-        validated = [run for run in self.runs if run.experiment.general.evaluate_on == "validation"]
-        kinds = {
-            "validation samples that no client holds, not the test split": [(r.method, r.setting) for r in validated],
-            "left out, not tuned on the data set": [(m, s) for s, m in self.study.untuned(self.choice)],
-        }
+        untuned = "left out, not tuned on the data set"
+        kinds = defaultdict[str, list[Place]](list, {VALIDATION: [], untuned: self.study.untuned(self.choice)})
+        digests = defaultdict[str, set[object]](set)
         for run in self.runs:
-            one = self.found.get(run.name)
+            one, place = self.found.get(run.name), (run.setting, run.method)
+            if run.experiment.general.evaluate_on == "validation":
+                kinds[VALIDATION].append(place)
             if one is None:
-                kinds.setdefault(f"not run, seed {run.seed}", []).append((run.method, run.setting))
-            elif one.diverged_in is not None:
-                reason = f"diverged in round {one.diverged_in}, seed {run.seed}"
-                kinds.setdefault(reason, []).append((run.method, run.setting))
+                kinds[f"not run, seed {run.seed}"].append(place)
+                continue
+            if one.diverged_in is not None:
+                kinds[f"diverged in round {one.diverged_in}, seed {run.seed}"].append(place)
             elif one.views and run.method.view not in one.views:
-                reason = f"no view `{run.method.view}`, only {', '.join(one.views)}"
-                kinds.setdefault(reason, []).append((run.method, run.setting))
-        return [*notes, *(f"{kind}: {self._places(found)}" for kind, found in kinds.items() if found), *self._unlike()]
+                kinds[f"no view `{run.method.view}`, only {', '.join(one.views)}"].append(place)
+            samples = f"{run.setting.key}, seed {run.seed}: methods had different samples"
+            digests[samples].add(one.summary["partition_sha256"])
+            digests[f"{run.setting.key}: runs had different data"] |= {one.content.get("data_sha256")} - {None}
+        notes += [f"{kind}: {self._places(found)}" for kind, found in kinds.items() if found]
+        return notes + [sentence for sentence, found in digests.items() if len(found) > 1]
 
-    def _places(self, found: Sequence[tuple[StudyMethod, StudySetting]]) -> str:
+    def _places(self, found: Sequence[Place]) -> str:
         """Name methods, and their settings where it is not all of them; methods with the same settings together."""
-        by_method: dict[str, dict[str, None]] = {}
-        for method, setting in found:
-            by_method.setdefault(method.name, {})[setting.name] = None
-        by_settings: dict[tuple[str, ...], list[str]] = {}
+        by_method = defaultdict[str, dict[str, None]](dict)
+        for setting, method in found:
+            by_method[method.name][setting.name] = None
+        by_settings = defaultdict[tuple[str, ...], list[str]](list)
         for name, settings in by_method.items():
-            by_settings.setdefault(tuple(settings), []).append(name)
+            by_settings[tuple(settings)].append(name)
         texts = []
         for places, names in by_settings.items():
-            everyone = len(names) > 1 and {*names} == {method.name for method in self.methods}
+            is_all = len(names) > 1 and {*names} == {method.name for method in self.methods}
             where = "" if {*places} >= {one.name for one in self.settings} else f" ({'; '.join(places)})"
-            texts.append(("all methods" if everyone else _listed(names)) + where)
+            texts.append(("all methods" if is_all else _listed(names)) + where)
         return "; ".join(texts)
-
-    def _unlike(self) -> list[str]:
-        """Name the settings whose runs do not have the same samples, which no comparison survives."""
-        digests: dict[str, dict[str, None]] = {}
-        for run in self.runs:
-            if (one := self.found.get(run.name)) is not None:
-                place = f"{run.setting.key}, seed {run.seed}: methods had different samples"
-                digests.setdefault(place, {})[one.summary["partition_sha256"]] = None
-        for run in self.runs:
-            if digest := self.found[run.name].content.get("data_sha256") if run.name in self.found else None:
-                digests.setdefault(f"{run.setting.key}: runs had different data", {})[digest] = None
-        return [sentence for sentence, found in digests.items() if len(found) > 1]
 
 
 def _listed(names: Iterable[object]) -> str:

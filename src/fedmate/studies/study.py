@@ -15,7 +15,7 @@ reference = "KEY"              the method that the others are compared with, see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -43,11 +43,7 @@ DIGITS: Values = {"name": "digits"}
 @final
 @dataclass(frozen=True)
 class StudySetting:
-    """Options that every method is run with.
-
-    Attributes:
-        stands_in_for: the name of the data set that is missing; `None` if its own is used.
-    """
+    """Options that every method is run with; `stands_in_for` names its own data set where another one is used."""
 
     key: str
     name: str
@@ -76,10 +72,10 @@ class StudySetting:
         """Yield the setting itself, and with each data set that may stand in."""
         yield self
         for stand_in in (*self.stand_ins, *([DIGITS] if quick else [])):
-            values, missing = {**self.values, "dataset": dict(stand_in)}, str(self.dataset["name"])
+            values = {**self.values, "dataset": dict(stand_in)}
             # Digits have no test split of their own, and so no samples that no client holds to validate on.
             values |= {"evaluate_on": "test"} if stand_in["name"] == DIGITS["name"] else {}
-            yield replace(self, values=values, stands_in_for=missing)
+            yield replace(self, values=values, stands_in_for=str(self.dataset["name"]))
 
 
 @final
@@ -92,6 +88,14 @@ class StudyMethod:
     view: str
     values: Values
     published: Mapping[str, float]
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the method itself."""
+        return str(self.values.get("method", {}).get("name", DEFAULT_NAMES["method"]))
+
+
+Place = tuple[StudySetting, StudyMethod]
 
 
 class Choice(NamedTuple):
@@ -151,40 +155,31 @@ class Study:
 
     def runs(self, choice: Choice) -> list[StudyRun]:
         """Return the runs that are wanted, method by method in a setting, the first seed of all before the second."""
-        places = [place for place in self._places(choice) if not choice.tuned or _was_tuned(*place)]
+        places = [place for place in self._places(choice.only) if not choice.tuned or _was_tuned(*place)]
         return [
             StudyRun(method, setting, seed, self._experiment(method, setting, seed, choice))
             for seed in range(choice.seeds)
             for setting, method in places
         ]
 
-    def untuned(self, choice: Choice) -> list[tuple[StudySetting, StudyMethod]]:
+    def untuned(self, choice: Choice) -> list[Place]:
         """Return the settings and methods that are left out because the method was not tuned on the data set."""
-        return [place for place in self._places(choice) if choice.tuned and not _was_tuned(*place)]
+        return [place for place in self._places(choice.only) if choice.tuned and not _was_tuned(*place)]
 
-    def _places(self, choice: Choice) -> list[tuple[StudySetting, StudyMethod]]:
-        patterns = choice.only or ("*",)
+    def _places(self, patterns: Sequence[str]) -> list[Place]:
+        places = [(setting, method) for setting in self.settings for method in self.methods]
         return [
-            (s, m)
-            for s in self.settings
-            for m in self.methods
-            if any(fnmatchcase(f"{s.key}/{m.key}", pattern) for pattern in patterns)
+            (setting, method)
+            for setting, method in places
+            if any(fnmatchcase(f"{setting.key}/{method.key}", pattern) for pattern in patterns or ["*"])
         ]
 
     def check_patterns(self, patterns: Sequence[str]) -> None:
         """Raise `UserError` if a pattern fits no run."""
-        keys = [f"{setting.key}/{method.key}" for setting in self.settings for method in self.methods]
         for pattern in patterns:
-            if not any(fnmatchcase(key, pattern) for key in keys):
+            if not self._places([pattern]):
+                keys = [f"{setting.key}/{method.key}" for setting, method in self._places([])]
                 raise UserError(f"`--only` got `{pattern}`, which fits no `SETTING/METHOD`; {nearest(pattern, keys)}")
-
-    def check(self) -> None:
-        """Raise `UserError` unless every method, setting and stand-in can be used."""
-        for setting in self.settings:
-            for candidate in setting.candidates(quick=False):
-                self._experiment(self.methods[0], candidate, 0, Choice(quick=True))
-        for method in self.methods:
-            self._experiment(method, self.settings[0], 0, Choice(quick=True))
 
     def with_data(self, choice: Choice, folder: Path | None) -> tuple[Study, list[str]]:
         """Return the study with data sets that are at hand, and sentences about those that are not."""
@@ -195,28 +190,25 @@ class Study:
             for one in study.settings
             if one.stands_in_for is not None
         ]
-        for setting in self.settings:
-            if setting.name in study.left_out:
-                notes.append(f"`{setting.key}` is left out: {_missing(setting.dataset, place)}")
+        notes += [
+            f"`{setting.key}` is left out: {_missing(setting.dataset, place)}"
+            for setting in self.settings
+            if setting.name in study.left_out
+        ]
         return study, list(dict.fromkeys(notes))
 
-    def with_records(self, choice: Choice, has: Callable[[str], bool]) -> Study:
-        """Return the study with the data sets of which finished runs are there."""
+    def with_records(self, choice: Choice, finished: Container[str]) -> Study:
+        """Return the study with the data sets of which there are finished runs."""
+        whole = choice._replace(only=())
+        return self._choose(
+            choice, lambda setting: any(run.name in finished for run in replace(self, settings=(setting,)).runs(whole))
+        )
 
-        def has_runs(setting: StudySetting) -> bool:
-            return any(has(run.name) for run in replace(self, settings=(setting,)).runs(choice._replace(only=())))
-
-        return self._choose(choice, has_runs)
-
-    def _choose(self, choice: Choice, usable: Callable[[StudySetting], bool]) -> Study:
-        wanted = {setting.key for setting, _ in self._places(choice)}
-        chosen = [
-            (setting.name, next(filter(usable, setting.candidates(quick=choice.quick)), None))
-            for setting in self.settings
-            if setting.key in wanted
-        ]
-        found = tuple(one for _, one in chosen if one is not None)
-        return replace(self, settings=found, left_out=tuple(name for name, one in chosen if one is None))
+    def _choose(self, choice: Choice, is_usable: Callable[[StudySetting], bool]) -> Study:
+        wanted = {setting.key: setting for setting, _ in self._places(choice.only)}.values()
+        chosen = [next(filter(is_usable, setting.candidates(quick=choice.quick)), None) for setting in wanted]
+        lacking = tuple(setting.name for setting, one in zip(wanted, chosen, strict=True) if one is None)
+        return replace(self, settings=tuple(one for one in chosen if one is not None), left_out=lacking)
 
     def _experiment(self, method: StudyMethod, setting: StudySetting, seed: int, choice: Choice) -> Experiment:
         values = method.values
@@ -237,7 +229,8 @@ def load_study(path: Path) -> Study:
     source, values = load_file(path)
     try:
         study = _read(path.stem, values)
-        study.check()
+        # Every method and setting can be used.
+        study.runs(Choice(quick=True))
     except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"`{source}` is no study that can be run: {error}") from None
     return study
@@ -284,17 +277,17 @@ def _method(key: str, values: Values, settings: Sequence[str]) -> StudyMethod:
             raise UserError(
                 f"`published` in `[methods.{key}]` has `{setting}`, which is no setting; {nearest(setting, settings)}"
             )
-    cls = METHODS[values.get("method", {}).get("name", DEFAULT_NAMES["method"])]
+    figures = {setting: float(figure) for setting, figure in published.items()}
+    method = StudyMethod(key, name, view or "", values, figures)
+    cls = METHODS[method.algorithm]
     # The names of views that a method adds are known when it has run.
     if view not in (None, *VIEWS) and cls.extra_views is Method.extra_views:
         raise UserError(f"`view` in `[methods.{key}]` is `{view}`; {nearest(str(view), VIEWS)}")
-    figures = {setting: float(figure) for setting, figure in published.items()}
-    return StudyMethod(key, name, view or cls.primary_view, values, figures)
+    return replace(method, view=view or cls.primary_view)
 
 
 def _was_tuned(setting: StudySetting, method: StudyMethod) -> bool:
-    name = method.values.get("method", {}).get("name", DEFAULT_NAMES["method"])
-    return setting.dataset["name"] in tuned_on(name) or TUNED in METHODS[name].presets
+    return setting.dataset["name"] in tuned_on(method.algorithm) or TUNED in METHODS[method.algorithm].presets
 
 
 def _missing(values: Values, folder: Path) -> str | None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas
 
+from fedmate import storage
 from fedmate.experiment.record import TESTS, VIEWS
-from fedmate.report.tables import Table
+from fedmate.report.drawing import FORMATS
+from fedmate.report.plots import Plot
+from fedmate.report.tables import Table, to_csv, to_latex, to_markdown
 from fedmate.studies.statistics import Figure, Group, Results, pareto_front
 from fedmate.studies.study import StudyMethod, StudySetting
 
 STD_NOTE = "accuracy in percent, mean over clients; ± standard deviation between seeds, where there are several"
 TESTS_NOTE = (
-    "tests: all classes weigh alike in `balanced`; in `own` they weigh as in the client's training samples, and "
-    "calibrated models are given these weights"
+    "tests: `balanced` gives all classes the same weight; `own` weighs them as in the client's training samples, and "
+    "calibrated models use these weights"
+)
+VIEWS_NOTE = (
+    "views: `pre` is the client's model after a broadcast, before it trains; `post` after local training; `global` is "
+    "the aggregated model"
 )
 
 
@@ -29,6 +38,25 @@ def tables(results: Results) -> list[Table]:
         *(tradeoff(group, setting) for setting in settings for group in results.comparable(setting)),
         *(views(results, setting) for setting in settings),
     ]
+
+
+def save(results: Results, tables: Sequence[Table], plots: Sequence[Plot], out: Path) -> tuple[Path, list[str]]:
+    """Write tables as Markdown, LaTeX and CSV, plots, and all figures in long form; return the folder and the names."""
+    folder = out / "tables" / folder_name(results)
+    files = {"figures.csv": to_frame(results).to_csv(index=False, float_format="%.2f").encode()}
+    for table in tables:
+        for suffix, write in {".md": to_markdown, ".tex": to_latex, ".csv": to_csv}.items():
+            files[f"{table.name}{suffix}"] = write(table).encode()
+    files |= {f"{plot.name}{suffix}": plot.draw(suffix) for plot in plots for suffix in FORMATS}
+    storage.make_folder(folder)
+    for name, content in files.items():
+        storage.replace(folder / name, content)
+    return folder, list(dict.fromkeys(name.rpartition(".")[0] for name in files))
+
+
+def folder_name(results: Results) -> str:
+    """Return the name of the folder of tables."""
+    return results.study.name + "-tuned" * results.choice.tuned + "-quick" * results.choice.quick
 
 
 def titled(results: Results, table: Table) -> Table:
@@ -66,24 +94,24 @@ def cell(results: Results, method: StudyMethod, setting: StudySetting, view: str
 
 def accuracy(results: Results) -> Table:
     """Return every method in its view, a column for each setting; published figures are beside ours."""
-    head, groups = ["method", "view"], ["", ""]
-    rows = [[method.name, f"`{method.view}`"] for method in results.methods]
+    columns = [("", "method", [method.name for method in results.methods])]
+    columns += [("", "view", [f"`{method.view}`" for method in results.methods])]
     bold = set[tuple[int, int]]()
     for setting in results.settings:
         block = {"accuracy": [cell(results, one, setting, one.view, setting.test) for one in results.methods]}
         if any(setting.key in method.published for method in results.methods):
             block = _beside_published(results, setting, block["accuracy"])
-        bold |= {(i, len(head) + [*block].index("accuracy")) for i in _best(results, setting)}
-        for name, cells in block.items():
-            head, groups = [*head, name], [*groups, setting.label]
-            rows = [[*row, text] for row, text in zip(rows, cells, strict=True)]
+        bold |= {(i, len(columns) + [*block].index("accuracy")) for i in _best(results, setting)}
+        columns += [(setting.label, name, cells) for name, cells in block.items()]
+    groups, head, cells = map(list, zip(*columns, strict=True))
     tests = {setting.test for setting in results.settings}
     which = [f"`{test}` in {'; '.join(s.name for s in results.settings if s.test == test)}" for test in sorted(tests)]
     notes = [
         STD_NOTE,
-        "bold: the largest of a column, among the methods with most seeds",
+        "bold: the largest value of a column, among the methods with most seeds",
         f"test: {'; '.join(which) if len(tests) > 1 else f'`{next(iter(tests))}`'}",
     ]
+    rows = [list(row) for row in zip(*cells, strict=True)]
     return titled(results, Table("accuracy", "", head, rows, notes, frozenset(bold), groups))
 
 
@@ -92,17 +120,16 @@ def _beside_published(results: Results, setting: StudySetting, ours: list[str]) 
     name = "published" if setting.stands_in_for is None else f"published ({setting.stands_in_for})"
     block = {name: ["" if figure is None else f"{figure:.2f}" for figure in published], "accuracy": ours}
     if setting.stands_in_for is None and not results.choice.quick:
-        differences = [results.difference(method, setting) for method in results.methods]
-        block["difference"] = ["" if one is None else f"{one:+.2f}" for one in differences]
+        found = [results.difference(method, setting) for method in results.methods]
+        block["difference"] = ["" if one is None else f"{one:+.2f}" for one in found]
     return block
 
 
 def _best(results: Results, setting: StudySetting) -> list[int]:
     """Return the rows with the largest figure, as it is shown; few seeds are not compared with many."""
     figures = [results.figure(method, setting, method.view, setting.test) for method in results.methods]
-    found = {i: figure for i, figure in enumerate(figures) if figure is not None}
-    most = max((figure.seeds for figure in found.values()), default=0)
-    means = {i: round(figure.mean, 2) for i, figure in found.items() if figure.seeds == most}
+    most = max((figure.seeds for figure in figures if figure is not None), default=0)
+    means = {i: round(f.mean, 2) for i, f in enumerate(figures) if f is not None and f.seeds == most}
     return [i for i, mean in means.items() if mean == max(means.values())]
 
 
@@ -110,13 +137,11 @@ def _best(results: Results, setting: StudySetting) -> list[int]:
 
 
 def views(results: Results, setting: StudySetting) -> Table:
-    """Return every view with both tests in one setting."""
+    """Return every view with both tests in one setting; views that a method adds are named over the tests."""
     entries = results.distinct(setting)
-    known = dict.fromkeys(view for _, methods in entries for view in _views_of(results, methods[0], setting))
-    further = sorted(set(known) - set(VIEWS))
+    further = sorted({view for _, m in entries for view in _views_of(results, m[0], setting)} - {*VIEWS})
     looks = [(view, test) for test in TESTS for view in VIEWS] + [(view, test) for view in further for test in TESTS]
-    head = ["method", *(f"`{test}`" if view in further else f"`{view}`" for view, test in looks)]
-    groups = ["", *(f"`{view}`" if view in further else f"`{test}`" for view, test in looks)]
+    names = [(view, test) if view in further else (test, view) for view, test in looks]
     rows = [[name, *(cell(results, m[0], setting, *look) for look in looks)] for name, m in entries]
     bold = {
         (i, 1 + looks.index((method.view, setting.test)))
@@ -124,15 +149,17 @@ def views(results: Results, setting: StudySetting) -> Table:
         for method in methods
         if (method.view, setting.test) in looks
     }
-    notes = [STD_NOTE, TESTS_NOTE, "bold: the view and test that are compared; -: no such view"]
+    notes = [STD_NOTE, TESTS_NOTE, VIEWS_NOTE, "bold: the view and test that are compared; -: no such view"]
+    head, groups = (["", *(f"`{name[place]}`" for name in names)] for place in (1, 0))
+    head[0] = "method"
     name, title = file_name("views", setting), f"every view, {setting.label}"
     return titled(results, Table(name, title, head, rows, notes, frozenset(bold), groups))
 
 
 def _views_of(results: Results, method: StudyMethod, setting: StudySetting) -> list[str]:
     """Return the views that a method has, and the one that is compared in any case."""
-    found = dict.fromkeys(view for one in results.finished(method, setting) for view in one.views)
-    return [*found, *({method.view} - found.keys())]
+    found = [view for one in results.finished(method, setting) for view in one.views]
+    return list(dict.fromkeys([*found, method.view]))
 
 
 # -------------------- differences, seed by seed
@@ -161,10 +188,9 @@ def _differences(results: Results, setting: StudySetting, reference: StudyMethod
 
 
 def _difference(results: Results, setting: StudySetting, method: StudyMethod, reference: StudyMethod) -> list[str]:
-    row, seeds = [method.name, f"`{method.view}`"], ""
+    row, seeds, is_first = [method.name, f"`{method.view}`"], "", method.key == reference.key
     for test in TESTS:
         own = results.figure(method, setting, method.view, test)
-        is_first = method.key == reference.key
         figure = own if is_first else results.paired(method, reference, setting, test)
         if figure is None:
             row.append("-" if own is not None else cell(results, method, setting, method.view, test))
@@ -199,21 +225,17 @@ def both_tests(group: Group, setting: StudySetting) -> list[Both]:
 
 def tradeoff(group: Group, setting: StudySetting) -> Table:
     """Return the accuracy on both tests, and the Pareto front."""
-    results, found = group.results, both_tests(group, setting)
-    rows = [
-        [
-            *(one.method.name, f"`{one.method.view}`", with_error(one.balanced), with_error(one.own)),
-            *(str(one.own.seeds), "yes" if one.is_on_front else "no"),
-        ]
-        for one in found
-    ]
-    shown = {one.method.key for one in found}
-    lacking = [m for m in results.methods if m.key not in shown and results.names(m, setting)]
+    results, rows = group.results, list[list[str]]()
+    lacking = {method.key: method.name for method in results.methods if results.names(method, setting)}
+    for method, balanced, own, is_on_front in both_tests(group, setting):
+        figures = [with_error(balanced), with_error(own), str(own.seeds)]
+        rows.append([method.name, f"`{method.view}`", *figures, "yes" if is_on_front else "no"])
+        del lacking[method.key]
     notes = [
         TESTS_NOTE,
         group.note,
         "front: no other method is better on one test and at least as good on the other",
-        *([f"left out, no figures: {', '.join(method.name for method in lacking)}"] if lacking else []),
+        *([f"left out, no figures: {', '.join(lacking.values())}"] if lacking else []),
     ]
     name, title = file_name(f"front{group.suffix}", setting), f"balanced and own accuracy{group.which}, {setting.label}"
     head = ("method", "view", "balanced", "own", "seeds", "front")

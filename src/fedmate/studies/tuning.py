@@ -7,6 +7,7 @@ proposes the same settings: finished runs are found on record, and a search that
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import shlex
 import statistics
 import tomllib
@@ -15,23 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import tomli_w
+import torch
 
 from fedmate import storage
-from fedmate.core.method import Method
-from fedmate.core.options import NONE, options_of
-from fedmate.data import DATASETS
-from fedmate.errors import DivergedError, UserError
+from fedmate.core import make_key, select
+from fedmate.core.options import NONE
+from fedmate.errors import DivergedError, UserError, nearest
+from fedmate.experiment.build import build
 from fedmate.experiment.config import ConfigSource, nest, resolve
 from fedmate.experiment.inputs import UserInputs, split_samples
 from fedmate.experiment.prepare import Request, compose
-from fedmate.experiment.record import VIEWS
+from fedmate.experiment.run import initial_server
 from fedmate.experiment.sections import Experiment, Values
 from fedmate.methods import METHODS
 from fedmate.report.tables import Table, to_csv
 from fedmate.studies.records import Records, command_of
-from fedmate.studies.run import Watcher, Work, run_and_wait
-from fedmate.studies.search_space import LEARNING_RATE, Dimension, space_of, spread, two_digits
+from fedmate.studies.run import Watcher, Work, run_all
 from fedmate.studies.study import StudyMethod, StudyRun, StudySetting
 
 if TYPE_CHECKING:
@@ -47,6 +47,72 @@ SEEDS_FROM = 100
 
 SPREAD = 4
 """Trials that cover the ranges evenly after the first one, before scores count."""
+
+LEARNING_RATE = "training.learning_rate"
+FACTOR = 5.0
+"""The learning rate is searched from the experiment's own divided by this to its product with this."""
+
+RANGES: dict[str, dict[str, tuple[float, float]]] = {
+    "ditto": {"proximal_weight": (0.05, 5.0)},
+    "fedbabu": {"tuning_learning_rate": (0.001, 0.1)},
+    "fedfa": {"anchor_weight": (0.01, 1.0), "calibration_learning_rate": (1e-4, 1e-2)},
+    "fedmate": {"classifier_learning_rate": (0.003, 0.3), "centre_weight": (0.1, 10.0), "fusion_weight": (0.1, 3.0)},
+    "fedpac": {"classifier_learning_rate": (0.003, 0.3), "alignment_weight": (0.1, 10.0)},
+    "fedproto": {"prototype_weight": (0.1, 10.0)},
+    "fedprox": {"proximal_weight": (0.001, 1.0)},
+    "fedrep": {"classifier_learning_rate": (0.003, 0.3)},
+    "moon": {"contrastive_weight": (0.01, 5.0)},
+    "scaffold": {"server_learning_rate": (0.3, 3.0)},
+}
+RANGES["fedmate_plus"] = RANGES["fedmate"]
+"""Options by method and their ranges, on a logarithmic scale; other methods are tuned in their learning rate alone."""
+
+
+class Dimension(NamedTuple):
+    """A setting `section.key` that is searched; `start` is the experiment's `own` value as a number."""
+
+    key: str
+    own: float | None
+    low: float
+    high: float
+    start: float
+
+
+def space_of(experiment: Experiment) -> tuple[Dimension, ...]:
+    """Return the settings that are searched for an experiment; an option that is 0 is off, and stays off."""
+    rate = experiment.training.learning_rate
+    if not rate:
+        raise UserError(f"`{LEARNING_RATE}` is 0, and the search covers values around it; set it above 0.")
+    found = [Dimension(LEARNING_RATE, rate, two_digits(rate / FACTOR), two_digits(rate * FACTOR), rate)]
+    for key, (low, high) in RANGES.get(experiment.method.name, {}).items():
+        own: float | None = experiment.method.options[key]
+        # A learning rate that is not given is that of training.
+        start = rate if own is None else own
+        if start:
+            found.append(Dimension(f"method.{key}", own, min(low, start), max(high, start), start))
+    return tuple(found)
+
+
+def spread(space: Sequence[Dimension], number: int) -> dict[str, float]:
+    """Return a point of Halton's sequence: a few points cover the ranges more evenly than random ones.
+
+    The learning rates are the same for all methods.
+    """
+    found = {}
+    for one, base in zip(space, (2, 3, 5, 7), strict=False):
+        # The sequence starts with its second point: the learning rate has the first, the middle, in trial 0.
+        index, share, place = number + 2, 0.0, 1.0
+        while index:
+            index, digit = divmod(index, base)
+            place /= base
+            share += digit * place
+        found[one.key] = min(max(two_digits(one.low * (one.high / one.low) ** share), one.low), one.high)
+    return found
+
+
+def two_digits(value: float) -> float:
+    """Return a number with two digits: more would mean nothing, and would make another run."""
+    return float(f"{value:.2g}")
 
 
 class Trial(NamedTuple):
@@ -86,15 +152,15 @@ class Search:
         if importlib.util.find_spec("optuna") is None:
             raise UserError("`fedmate tune` needs Optuna, which is missing; run `pip install 'fedmate[tune]'`.")
         (experiment,) = compose(request)
-        settings = _settings(experiment, seeds, _shares(request, experiment, shares))
-        method = METHODS[experiment.method.name]
-        view = view or method.primary_view
-        if view not in VIEWS and method.extra_views is Method.extra_views:
-            raise UserError(f"`--view` got `{view}`, which the method does not have; use one of {', '.join(VIEWS)}.")
-        search = cls(experiment, space_of(experiment), settings, trials, view)
-        for run in search.runs(0, search.start):
+        settings = _settings(request, experiment, seeds, shares)
+        primary = METHODS[experiment.method.name].primary_view
+        search = cls(experiment, space_of(experiment), settings, trials, view or primary)
+        runs = search.runs(0, search.start)
+        for run in runs:
             # Mistakes in the data are reported before anything is run.
             split_samples(run.experiment, request.inputs)
+        if view and view not in (known := views_of(runs[0].experiment, request.inputs)):
+            raise UserError(f"`--view` got `{view}`, which the method does not have; {nearest(view, known)}")
         return search
 
     @property
@@ -128,28 +194,36 @@ class Search:
         )
 
 
-def _shares(request: Request, experiment: Experiment, asked: Sequence[float]) -> Sequence[float]:
-    """Return the values of `partition.share` that each trial is run with; none if the partition has none."""
-    partition = experiment.partition
+def _settings(request: Request, experiment: Experiment, seeds: int, asked: Sequence[float]) -> tuple[StudySetting, ...]:
+    """Return the seeds, and the values of `partition.share` if it has one, that each trial is run with."""
+    partition, shares = experiment.partition, list[float | None](asked)
+    if partition.name != "share" and asked:
+        raise UserError(f"`--shares` needs the partition `share`, but `partition.name` is `{partition.name}`.")
+    if not asked:
+        sources = [source for source in (request.base, request.settings) if source is not None]
+        is_set = any("share" in source.values.get("partition", {}) for source in sources)
+        shares = [partition.options["share"]] if is_set else [*SHARES]
     if partition.name != "share":
-        if asked:
-            raise UserError(f"`--shares` needs the partition `share`, but `partition.name` is `{partition.name}`.")
-        return ()
-    sources = [source for source in (request.base, request.settings) if source is not None]
-    is_set = any("share" in source.values.get("partition", {}) for source in sources)
-    return asked or ([partition.options["share"]] if is_set else SHARES)
-
-
-def _settings(experiment: Experiment, seeds: int, shares: Sequence[float]) -> tuple[StudySetting, ...]:
+        shares = [None]
     first, found = experiment.general.seed + SEEDS_FROM, []
-    for seed in range(first, first + seeds):
-        each: Sequence[float | None] = shares or [None]
-        for share in dict.fromkeys(each):
-            words = [] if share is None else [f"s = {share:g}"]
-            words += [f"seed {seed}"] if seeds > 1 or share is None else []
-            values: Values = {"seed": seed} if share is None else {"seed": seed, "partition": {"share": share}}
-            found.append(StudySetting(", ".join(words), ", ".join(words), TEST, values))
+    for seed, share in itertools.product(range(first, first + seeds), dict.fromkeys(shares)):
+        words = [] if share is None else [f"s = {share:g}"]
+        words += [f"seed {seed}"] if seeds > 1 or share is None else []
+        values: Values = {"seed": seed} if share is None else {"seed": seed, "partition": {"share": share}}
+        found.append(StudySetting(", ".join(words), ", ".join(words), TEST, values))
     return tuple(found)
+
+
+def views_of(experiment: Experiment, inputs: UserInputs) -> list[str]:
+    """Return the views that a method has, as its first client has them before round 1."""
+    built = build(experiment, inputs)
+    method, data, server = built.method, built.federation.clients[0], initial_server(built)
+    message = select(method.download(server, torch.tensor(0, device=data.y.device)), method.wire(0).down)
+    key = make_key(0, str(data.y.device))
+    return [
+        *("pre", "post", *["global"] * (method.global_params(server) is not None)),
+        *method.extra_views(built.backend.clients[0], message, data, key),
+    ]
 
 
 def _nested(settings: Mapping[str, float | None]) -> ConfigSource:
@@ -190,17 +264,11 @@ def _study(search: Search) -> Study:
 
 def _accuracies(work: Work, view: str, watcher: Watcher) -> list[float | None]:
     """Run the runs of a trial and return their accuracies; `None` for one that diverged."""
-    run_and_wait(work, watcher)
-    found: list[float | None] = []
-    for run in work.runs:
-        one = work.records.find(run.name)
-        if one is None:
-            raise UserError(f"`{run.label}` could not be run; the message above gives the reason.")
-        if one.diverged_in is None and view not in one.views:
-            known = ", ".join(one.views)
-            raise UserError(f"`--view` got `{view}`, which the method does not have; use one of {known}.")
-        found.append(one.accuracy(view, TEST))
-    return found
+    run_all(work, watcher)
+    if left := work.left():
+        raise UserError(f"`{left[0].label}` could not be run; the message above gives the reason.")
+    finished = work.records.all()
+    return [finished[run.name].accuracy(view, TEST) for run in work.runs]
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
@@ -225,41 +293,16 @@ def table_of(search: Search, trials: Sequence[Trial]) -> Table:
     return Table("trials", title, head, rows, [note], frozenset((0, column) for column in range(len(head))))
 
 
-def save(search: Search, trials: Sequence[Trial], records: Records, folder: Path) -> str | None:
-    """Write `trials.csv`, `best.toml` and `preset.toml`; return the preset if the data set can have one."""
-    best = ranked(trials)[0]
-    about = f"# Trial {best.number} of `{command(search)}`: {_percent(best.score)} % on validation samples."
-    preset = preset_of(search, trials, records)
-    files = {
-        "trials.csv": to_csv(table_of(search, trials)),
-        "best.toml": f"{about}\n{search.with_settings(best.settings).to_toml()}",
-        **({} if preset is None else {"preset.toml": preset}),
-    }
+def save(search: Search, trials: Sequence[Trial], folder: Path) -> None:
+    """Write `trials.csv`, and the best experiment as `best.toml`."""
+    best, first = ranked(trials)[0], trials[0]
+    about = (
+        f"# Trial {best.number} of `{command(search)}`: {_percent(best.score)} % on validation samples,\n"
+        f"# {_percent(first.score)} with the settings of the experiment itself.\n"
+    )
     storage.make_folder(folder)
-    for name, text in files.items():
-        storage.replace(folder / name, text.encode())
-    return preset
-
-
-def preset_of(search: Search, trials: Sequence[Trial], records: Records) -> str | None:
-    """Return the best trial as an entry of `tuned.toml`; `None` for a data set whose name does not say what it is."""
-    best, first, dataset = ranked(trials)[0], trials[0], search.experiment.dataset.name
-    if dataset == "given" or "path" in options_of(DATASETS[dataset]):
-        return None
-    contents = [one.content for trial in trials for name in trial.runs if (one := records.find(name)) is not None]
-    entry = {
-        "date": max(content["date"] for content in contents),
-        "commit": contents[-1]["environment"].get("commit"),
-        "command": command(search),
-        "trials": len(trials),
-        "view": search.view,
-        "score": float(_percent(best.score)),
-        # Without it the defaults diverged.
-        "default_score": None if first.score is None else float(_percent(first.score)),
-        **_nested(best.settings).values,
-    }
-    known = {key: value for key, value in entry.items() if value is not None}
-    return tomli_w.dumps({search.experiment.method.name: {dataset: known}})
+    storage.replace(folder / "trials.csv", to_csv(table_of(search, trials)).encode())
+    storage.replace(folder / "best.toml", f"{about}{search.with_settings(best.settings).to_toml()}".encode())
 
 
 def command(search: Search) -> str:
