@@ -214,6 +214,6 @@ def test_a_folder_that_is_moved_while_it_is_being_run_goes_on_in_its_new_place(
     answer = fedmate_(*RUN, "--out", "record")
     assert answer.status == 2
     (sentence,) = answer.err.splitlines()
-    assert sentence.startswith("Error: `record` was moved or deleted during the run; if you moved")
+    assert sentence.startswith("Error: `record` holds no record: it does not exist")
     assert fedmate_("run", "--resume", "moved").status == 0
     assert Record(tmp_path / "moved").finished

@@ -17,8 +17,6 @@ from fedmate import __version__
 from fedmate.errors import DivergedError, FedmateError, UserError, nearest
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedmate.experiment.config import ConfigSource
     from fedmate.experiment.prepare import Request
 
@@ -165,11 +163,6 @@ def read_request(
 def make_console() -> Console:
     """Return a console that colours no words, and does not squeeze tables that go to a file."""
     return Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140, highlight=False)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print a table; a line that wraps is better than a number that is cut."""
-    console.print(table, width=max(console.width, console.measure(table).minimum), crop=False)
 
 
 def one_line(sentence: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,6 @@ from fedmate.cli import (
     SkipBad,
     make_console,
     one_line,
-    print_table,
     read_request,
     read_settings,
 )
@@ -24,7 +24,6 @@ from fedmate.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from fedmate.data import Arrays, Dataset
     from fedmate.experiment.sections import Section
@@ -86,6 +85,7 @@ def partition(
     from fedmate.experiment.prepare import compose
     from fedmate.report.drawing import check_plot
     from fedmate.report.plots import PartitionPlot
+    from fedmate.report.tables import Table, show
     from fedmate.storage import check_new, write_for_user
 
     if plot is not None:
@@ -101,9 +101,10 @@ def partition(
     console = make_console()
     for note in split.arrays.notes:
         console.out(f"Note: {one_line(note)}")
-    clients, classes = holdings.counts.shape
-    if clients <= MOST_CLIENTS and classes <= MOST_CLASSES:
-        print_table(console, _table(holdings))
+    if holdings.counts.shape[0] <= MOST_CLIENTS and holdings.counts.shape[1] <= MOST_CLASSES:
+        rows = [*zip(holdings.clients, holdings.counts, strict=True), ("all", holdings.counts.sum(0))]
+        cells = [[client, *map(str, row), str(row.sum())] for client, row in rows]
+        show(Table("partition", title, ["client", *holdings.classes, "all"], cells), console)
     else:
         console.out("\n".join(map(one_line, _summary(holdings))))
     tested = "Test split" if split.validation is None else "Validation, of training samples that no client holds"
@@ -157,31 +158,12 @@ def _name(section: Section) -> str:
     return f"{section.name} ({words})" if words else section.name
 
 
-def _table(holdings: PartitionPlot) -> Table:
-    """Return a row for each client and a column for each class, with sums."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    counts = holdings.counts
-    table = Table(title=Text(holdings.title), box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
-    table.add_column("client", "all", no_wrap=True)
-    for name, total in zip(holdings.classes, counts.sum(0), strict=True):
-        table.add_column(Text(one_line(name)), str(total), justify="right", no_wrap=True)
-    table.add_column("all", str(counts.sum()), justify="right", no_wrap=True)
-    for client, row in zip(holdings.clients, counts, strict=True):
-        table.add_row(client, *map(str, row), str(row.sum()))
-    return table
-
-
 def _summary(holdings: PartitionPlot) -> list[str]:
     """Return a summary of many clients or classes."""
-    import numpy as np
-
     counts = holdings.counts
     lines = [holdings.title, f"Clients: {counts.shape[0]}, classes: {counts.shape[1]}, samples: {counts.sum()}"]
-    for name, numbers in (("Samples", counts.sum(1)), ("Classes", (counts > 0).sum(1))):
-        lines.append(f"{name} of a client: {numbers.min()} to {numbers.max()}, median {np.median(numbers):g}")
+    for name, numbers in (("Samples", counts.sum(1).tolist()), ("Classes", (counts > 0).sum(1).tolist())):
+        lines.append(f"{name} of a client: {min(numbers)} to {max(numbers)}, median {median(numbers):g}")
     return [*lines, f"Classes without any client: {(counts.sum(0) == 0).sum()}"]
 
 

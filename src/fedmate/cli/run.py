@@ -59,9 +59,7 @@ def run(
     with new_runs(request, out) if resume is None else resumed_runs(request, resume) as jobs:
         for job in jobs:
             if job.built is None:
-                at = Record(job.folder).summary.get("diverged_in_round")
-                how = "" if at is None else f" (it diverged in round {at})"
-                console.out(f"{job.folder} is finished already{how}: nothing to do.")
+                console.out(f"{job.folder} is finished already: nothing to do.")
         try:
             with RunProgress(console) as progress:
                 progress.warn(warning for job in jobs for warning in job.warnings)
@@ -69,7 +67,7 @@ def run(
         except (KeyboardInterrupt, OSError, StoppedError) as error:
             stopped = error
         folders = [job.folder for job in jobs]
-        records = [_record(folder) for folder in folders]
+        records = [Record(folder) for folder in folders]
         _print_results(console, records)
         if stopped is not None:
             folder = resume or (folders[0] if len(folders) == 1 else folders[0].parent)
@@ -77,17 +75,6 @@ def run(
             _stop(stopped, records, shlex.join(["fedmate", "run", "--resume", str(folder), *where]))
     if diverged:
         raise DivergedError(" ".join(diverged))
-
-
-def _record(folder: Path) -> Record:
-    from fedmate.experiment.record import Record
-
-    if not folder.exists():
-        raise UserError(
-            f"`{folder}` was moved or deleted during the run; if you moved it, continue with `fedmate run --resume` "
-            "and its new place."
-        )
-    return Record(folder)
 
 
 def _stop(stopped: KeyboardInterrupt | OSError | StoppedError, records: Sequence[Record], resuming: str) -> None:
@@ -105,10 +92,7 @@ def _print_results(console: Console, records: Sequence[Record]) -> None:
     from fedmate.report.tables import comparison, show, unseen_clients
 
     summaries = [record.summary for record in records if record.finished]
-    ended = [summary for summary in summaries if summary.get("diverged_in_round") is None]
-    if not ended:
-        return
-    for table in (comparison(ended), unseen_clients(ended)):
-        if table is not None:
+    if ended := [summary for summary in summaries if summary.get("diverged_in_round") is None]:
+        for table in filter(None, (comparison(ended), unseen_clients(ended))):
             show(table, console)
-    console.out(f"Records: {', '.join(str(record.folder) for record in records)}")
+        console.out(f"Records: {', '.join(str(record.folder) for record in records)}")
