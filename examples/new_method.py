@@ -26,7 +26,8 @@ class FedAvgM(PartialSharing):
     server_momentum: float = core.option(0.9, "share of the last move that is kept (beta)", Limits(at_least=0, below=1))
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        return {**params, "velocity": core.tree_map(zeros_like, core.select(params, self.shared))}
+        server = super().init_server(params, num_clients, key)
+        return {**server, "velocity": core.tree_map(zeros_like, core.select(params, self.shared))}
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         params = train_together(self, self.personal_params(client, download), data, key)

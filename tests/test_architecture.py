@@ -16,6 +16,7 @@ from fedmate.data import DATASETS
 from fedmate.data.partitions import PARTITIONS
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
+from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
 
 ROOT = Path(fedmate.__file__).parent
 SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
@@ -39,6 +40,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "__version__",
     ),
     "tasks": ("tasks", "core"),
+    "server": ("server", "core"),
     "data": ("data", "core", "storage", "errors"),
     "models": ("models", "core", "errors"),
     "report": ("report", "experiment.record", "errors"),
@@ -67,6 +69,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "components": ("torch",),
     "methods": ("torch",),
     "tasks": ("torch",),
+    "server": ("torch",),
     "data": ("torch", "numpy", "safetensors", "pooch", "requests", "platformdirs", "sklearn", "PIL"),
     "models": ("torch",),
     "flower": ("torch", "numpy", "rich", "flwr", "ray", "cryptography"),
@@ -130,7 +133,7 @@ def wrong_arrows(path: str, source: str) -> list[str]:
 
 ROWS = {
     tuple(row.split(":"))
-    for table in (TASKS, METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)
+    for table in (TASKS, METHODS, AGGREGATORS, SERVER_OPTIMISERS, DATASETS, PARTITIONS, MODELS, BACKENDS)
     for row in table.built_in.values()
 } | {("fedmate.components.server_momentum", "ServerMomentum")}
 """The classes that stand on a table, and the mixins of methods: other areas know their base classes only."""

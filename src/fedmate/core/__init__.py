@@ -19,20 +19,19 @@ from fedmate.core.layers import BufferPolicy
 from fedmate.core.local import SGD, Objective, fit, gradient, loop, supervised_loss
 from fedmate.core.method import (
     BOOKKEEPING,
-    MODEL_PARTS,
     LocalResult,
     Method,
     Presets,
     Setup,
     Training,
     Wire,
-    mix_by_size,
 )
 from fedmate.core.metrics import class_accuracies, mean_loss
-from fedmate.core.model import Model
+from fedmate.core.model import MODEL_PARTS, Model
 from fedmate.core.objective import ObjectiveOptions, estimate_prior, prior_adjustment
 from fedmate.core.options import Limits, option
 from fedmate.core.random import fold, make_key, normal, permutation, random_bits, uniform
+from fedmate.core.server import TRAINED, Aggregator, Server, ServerOptimiser
 from fedmate.core.source import Augmentation, Source
 from fedmate.core.task import Instances, Task, adjusted, cross_entropy
 from fedmate.core.tree import (
@@ -55,6 +54,8 @@ __all__ = [
     "MODEL_PARTS",
     "PER_CLIENT",
     "SGD",
+    "TRAINED",
+    "Aggregator",
     "Augmentation",
     "Batch",
     "BufferPolicy",
@@ -68,6 +69,8 @@ __all__ = [
     "Objective",
     "ObjectiveOptions",
     "Presets",
+    "Server",
+    "ServerOptimiser",
     "Setup",
     "Source",
     "Task",
@@ -92,7 +95,6 @@ __all__ = [
     "loop",
     "make_key",
     "mean_loss",
-    "mix_by_size",
     "normal",
     "num_bytes",
     "num_samples",

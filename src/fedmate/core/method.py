@@ -19,13 +19,11 @@ from torch import Tensor
 
 from fedmate.core.data import ClientData
 from fedmate.core.local import SGD
-from fedmate.core.model import Model
+from fedmate.core.model import MODEL_PARTS, Model
 from fedmate.core.objective import ObjectiveOptions
 from fedmate.core.options import Limits, check_options, option
-from fedmate.core.tree import Tree, select, weighted_mean, where
-
-MODEL_PARTS = ("extractor", "classifier", "buffers")
-"""The parts of a model's parameters."""
+from fedmate.core.server import Server
+from fedmate.core.tree import Tree
 
 Presets: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 """Named groups of values, by section: a method's own hyper-parameters are under `method`."""
@@ -62,6 +60,7 @@ class Setup:
     training: Training
     participation: float = 1.0
     objective: ObjectiveOptions = dataclasses.field(default_factory=ObjectiveOptions)
+    server: Server = dataclasses.field(default_factory=Server)
 
     def class_counts(self, data: ClientData) -> Tensor:
         """Return n_ik, how many instances of each class a client holds, `[classes]`."""
@@ -110,6 +109,11 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         check_options("method", type(self), vars(self))
+
+    @property
+    def server(self) -> Server:
+        """How the server combines what clients send."""
+        return self.setup.server
 
     def prepare(self, model: Model) -> Model:
         """Return the model to train; a method that adds layers returns another one."""
@@ -177,16 +181,6 @@ class Method(ABC):
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """Return further models worth evaluating, by name."""
         return {}
-
-
-def mix_by_size(server: Tree, uploads: Tree, valid: Tensor) -> Tree:
-    """Average the uploaded parts of the model with weights n_i / sum n_j over the valid clients.
-
-    Parts that were not uploaded, and all of them when no client is valid, stay as the server has them.
-    """
-    sizes = uploads["num_samples"].masked_fill(~valid, 0)
-    uploaded = select(uploads, MODEL_PARTS)
-    return {**server, **where(sizes.sum() > 0, weighted_mean(uploaded, sizes), select(server, uploaded))}
 
 
 def preset_as_method(cls: type[Method], preset: str, title: str) -> type[Method]:

@@ -26,6 +26,9 @@ from fedmate.core.task import TASKS, Instances, Task, adjusted
 from fedmate.core.tree import Tree
 from fedmate.errors import UserError
 
+MODEL_PARTS = ("extractor", "classifier", "buffers")
+"""The parts of a model's parameters."""
+
 SMALL = 4_000_000
 """Parameters of an extractor up to which images are laid out for it: its weights then have to be, in every pass."""
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedmate.core import MODEL_PARTS, ClientData, LocalResult, Method, Tree, Wire, mix_by_size, num_samples, select
+from fedmate.core import MODEL_PARTS, ClientData, LocalResult, Method, Tree, Wire, num_samples, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,9 @@ class SharedServer(Method):
         return ("extractor" if part == "buffers" else part) in self.shared
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
-        """The server holds what is shared."""
-        return self.shared_of(params)
+        """The server holds what is shared, and what its optimiser remembers."""
+        shared = self.shared_of(params)
+        return {**shared, **self.server.init(shared)}
 
     def wire(self, round_number: int) -> Wire:
         """What is shared crosses both ways, and the client's size goes up."""
@@ -38,8 +39,8 @@ class SharedServer(Method):
         return select(server, self._shared_names)
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        """Average by size what was uploaded."""
-        return mix_by_size(server, uploads, valid) if uploads else server
+        """Move to what was uploaded."""
+        return self.server.update(server, uploads, valid)
 
     def shared_of(self, params: Tree) -> Tree:
         """Return what is shared of a model."""

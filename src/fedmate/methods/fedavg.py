@@ -27,7 +27,6 @@ class FedAvg(ServerMomentum, PartialSharing):
     """Federated averaging of the whole model."""
 
     is_global: ClassVar[bool] = True
-    moving: ClassVar[tuple[str, ...]] = ("extractor", "classifier")
 
     citation: ClassVar[str] = "fedavg2017"
 

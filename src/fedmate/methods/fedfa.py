@@ -25,6 +25,7 @@ from fedmate.components.adam import Adam
 from fedmate.components.feature_anchors import anchor_loss, calibration_loss, initial_anchors
 from fedmate.core import (
     MODEL_PARTS,
+    TRAINED,
     Batch,
     ClientData,
     Instances,
@@ -39,15 +40,11 @@ from fedmate.core import (
     class_means,
     gradient,
     loop,
-    mix_by_size,
     num_samples,
     option,
     select,
-    weighted_mean,
-    where,
 )
 
-TRAINED = ("extractor", "classifier")
 NOT_NEGATIVE = Limits(at_least=0)
 
 
@@ -93,7 +90,11 @@ class FedFA(Method):
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server holds the model and the anchors."""
         weight = params["classifier"]["weight"]
-        return {**params, "anchors": initial_anchors(self.setup.num_classes, weight.shape[1], key, weight.dtype)}
+        return {
+            **params,
+            **self.server.init(params),
+            "anchors": initial_anchors(self.setup.num_classes, weight.shape[1], key, weight.dtype),
+        }
 
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps its buffers in case they are private."""
@@ -106,7 +107,7 @@ class FedFA(Method):
 
     def download(self, server: Tree, client_id: Tensor) -> Tree:
         """Send model and anchors."""
-        return server
+        return select(server, (*MODEL_PARTS, "anchors"))
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the received model with the received anchors, and find where the client's own features lie."""
@@ -135,10 +136,7 @@ class FedFA(Method):
 
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Average models and anchors by n_i."""
-        sizes = uploads["num_samples"].masked_fill(~valid, 0)
-        anchors = weighted_mean(select(uploads, ("anchors",)), sizes)
-        kept = where(sizes.sum() > 0, anchors, select(server, ("anchors",)))
-        return {**mix_by_size(server, uploads, valid), **kept}
+        return self.server.update(server, uploads, valid, parts=(*MODEL_PARTS, "anchors"))
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         """A client holds the received model."""

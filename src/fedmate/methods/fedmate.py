@@ -138,7 +138,7 @@ class FedMate(ServerMomentum):
         no_weights = weight.new_zeros(num_clients, classes)
         return {
             **params,
-            **self.at_rest(params),
+            **self.server.init(params, ("extractor",)),
             "prototypes": weight.new_zeros(classes, weight.shape[1]),
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
             "round": torch.zeros((), dtype=torch.int64, device=weight.device),
@@ -188,7 +188,7 @@ class FedMate(ServerMomentum):
         prototypes = torch.where(held[:, None], (weights[..., None] * sent).sum(0), server["prototypes"])
         known, ones = server["known"] | held, torch.ones_like(weights[:1])
 
-        mixed = self.mix(server, {**uploads, "num_samples": counts.sum(1)}, valid)
+        mixed = self.server.update(server, {**uploads, "num_samples": counts.sum(1)}, valid, moving=("extractor",))
         if self.cci:
             tuned = fine_tune(
                 model,

@@ -86,7 +86,7 @@ class FedPAC(ServerMomentum):
         weight, classes = params["classifier"]["weight"], self.setup.num_classes
         return {
             **params,
-            **self.at_rest(params),
+            **self.server.init(params, ("extractor",)),
             "classifiers": tree_map(lambda leaf: torch.stack([leaf] * num_clients), params["classifier"]),
             "prototypes": weight.new_zeros(classes, weight.shape[1]),
             "known": torch.zeros(classes, dtype=torch.bool, device=weight.device),
@@ -149,7 +149,7 @@ class FedPAC(ServerMomentum):
         no_weights = torch.zeros_like(server["diagnostics"]["weights"])
         columns = no_weights.index_select(0, client_ids).index_copy(1, client_ids, weights.to(no_weights.dtype))
         return {
-            **self.mix(server, {**uploads, "num_samples": counts.sum(1)}, valid),
+            **self.server.update(server, {**uploads, "num_samples": counts.sum(1)}, valid, moving=("extractor",)),
             "classifiers": tree_map(by_client, server["classifiers"], combined),
             "prototypes": prototypes,
             "known": known,

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedmate.core import (
     MODEL_PARTS,
+    TRAINED,
     Batch,
     ClientData,
     Limits,
@@ -43,18 +44,13 @@ from fedmate.core import (
     batches,
     fit,
     leaves,
-    mix_by_size,
     num_samples,
     option,
     select,
     supervised_loss,
     tree_map,
-    weighted_mean,
     where,
 )
-
-TRAINED = ("extractor", "classifier")
-"""The parts of a model that steps change, and that variates are shaped as."""
 
 
 @final
@@ -72,7 +68,12 @@ class Scaffold(Method):
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server holds the common model, c = 0, and the sizes of the clients it has met."""
         sizes = next(leaves(params["classifier"])).new_zeros(num_clients, dtype=torch.int64)
-        return {**params, "control": tree_map(torch.zeros_like, select(params, TRAINED)), "sizes": sizes}
+        return {
+            **params,
+            **self.server.init(params),
+            "control": tree_map(torch.zeros_like, select(params, TRAINED)),
+            "sizes": sizes,
+        }
 
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         """A client keeps c_i, at first 0, and its buffers in case they are private."""
@@ -115,7 +116,9 @@ class Scaffold(Method):
     def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
         """Move the model by the mean change, c by what the participants' variates changed, average buffers; by n_i."""
         weights = uploads["num_samples"].masked_fill(~valid, 0)
-        change, control_change = (weighted_mean(uploads[part], weights) for part in ("change", "control_change"))
+        mean = self.server.aggregator(select(uploads, ("change", "control_change", "buffers")), weights)
+        control_change, buffers = mean["control_change"], select(mean, ("buffers",))
+        model = tree_map(lambda w, step: w + self.server_learning_rate * step, select(server, TRAINED), mean["change"])
         met = torch.where(valid, uploads["num_samples"], server["sizes"].index_select(0, client_ids))
         sizes = server["sizes"].index_copy(0, client_ids, met)
         before, after = _all_samples(server["sizes"]), _all_samples(sizes)
@@ -125,8 +128,7 @@ class Scaffold(Method):
             return moved
 
         return {
-            **mix_by_size(server, uploads, valid),
-            **tree_map(lambda w, step: w + self.server_learning_rate * step, select(server, TRAINED), change),
+            **self.server.move(server, {**model, **buffers}, weights.sum() > 0),
             "control": tree_map(move, server["control"], control_change),
             "sizes": sizes,
         }
