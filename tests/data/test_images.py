@@ -179,8 +179,8 @@ def test_a_path_that_is_not_set_says_which_option_to_set(tmp_path: Path) -> None
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (shutil.rmtree, "`dataset.path` is `{root}`, which is no folder; name the folder of your images."),
-    "no class to train": (lambda root: shutil.rmtree(root / "train/cat"), "train` has 1 folders; put images into a"),
-    "a test class too many": (lambda root: (root / "test/emu").mkdir(), "test` has a folder `emu`, but `{root}/train`"),
+    "one class": (lambda root: list(map(shutil.rmtree, root.glob("*/cat"))), "has less than two folders of"),
+    "a test class too many": (lambda root: (root / "test/emu").mkdir(), "has no training image of the class `emu`"),
     "an empty class": (lambda root: (root / "train/dog/a.png").unlink(), "has no training image of the class `dog`"),
 }
 

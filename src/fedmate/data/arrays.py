@@ -21,12 +21,10 @@ from fedmate.data.dataset import (
     Samples,
     as_array,
     as_floats,
-    as_numbers,
     check_pair,
     label_numbers,
 )
-from fedmate.data.files import FileDataset, own_path, take_pair
-from fedmate.data.sources import read_numpy
+from fedmate.data.files import FileDataset, own_path, read_arrays
 from fedmate.errors import UserError
 
 
@@ -46,37 +44,8 @@ class Npz(FileDataset):
         return [own_path(self.path, "file", "arrays")]
 
     def read(self, found: Sequence[Path]) -> Arrays:
-        """Read the arrays, and check that they fit each other."""
-        (path,) = found
-        arrays = read_numpy(path)
-        parts = ["train", "test"] if {"test_x", "test_y"} & {*arrays} else ["train"]
-        pairs = [take_pair(path, arrays, part) for part in parts]
-        first, last = pairs[0].x, pairs[-1].x
-        if (first.dtype == np.uint8, first.shape[1:]) != (last.dtype == np.uint8, last.shape[1:]):
-            raise UserError(
-                f"`{path}` has {first.dtype} training samples of shape {list(first.shape[1:])}, but {last.dtype} test "
-                f"samples of shape {list(last.shape[1:])}; give both one type and shape."
-            )
-        given = {f"{path}[{part}_y]": pair.y for part, pair in zip(parts, pairs, strict=True)}
-        named = arrays["class_names"].ravel().tolist() if "class_names" in arrays else None
-        labels, class_names = label_numbers(given, named, f"{path}[class_names]")
-        train, *test = (Samples(pair.x, y) for pair, y in zip(pairs, labels, strict=True))
-        clients, client_names = _number_clients(f"{path}[train_client]", arrays.get("train_client"), len(train.y))
-        return Arrays(train, test[0] if test else None, class_names, clients=clients, client_names=client_names)
-
-
-def _number_clients(
-    name: str, clients: NDArray[Any] | None, samples: int
-) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return the client of each training sample, numbered in the order of their names, and the names."""
-    if clients is None:
-        return None, ()
-    if clients.shape != (samples,):
-        raise UserError(
-            f"`{name}` has the shape {list(clients.shape)} for {samples} samples; give one client for each."
-        )
-    names, numbers = np.unique(clients if clients.dtype.kind == "U" else as_numbers(name, clients), return_inverse=True)
-    return numbers.astype(np.int64), tuple(map(str, names.tolist()))
+        """Read the arrays."""
+        return read_arrays(found[0])
 
 
 @final

@@ -116,8 +116,8 @@ class Dataset(ABC):
 
     @property
     def augmentation(self) -> Augmentation:
-        """How training images are augmented."""
-        return Augmentation()
+        """How training images are augmented, by the options `crop` and `flip` if there are any."""
+        return Augmentation(getattr(self, "crop", 0), getattr(self, "flip", False))
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -219,10 +219,8 @@ def label_numbers(
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Return labels, whole numbers from 0 or words, as numbers, and the names of the classes.
 
-    Args:
-        parts: the labels by the name that messages call them.
-        class_names: one for each label; if left out, the numbers, or the words in alphabetical order.
-        called: the name that messages call `class_names`.
+    If `class_names` are left out, these are the numbers, or the words in alphabetical order. Messages call the labels
+    by the keys of `parts`, and `class_names` as `called` says.
     """
     names = () if class_names is None else tuple(map(str, class_names))
     if all(labels.dtype.kind == "U" for labels in parts.values()):
@@ -241,18 +239,17 @@ def label_numbers(
     return found, names
 
 
-def check_labels(name: str, labels: NDArray[Any], num_classes: int, first: int = 0) -> NDArray[np.int64]:
-    """Return labels, of which the first class has the number `first`, from 0, or raise `UserError`."""
+def check_labels(name: str, labels: NDArray[Any], num_classes: int) -> NDArray[np.int64]:
+    """Return whole numbers below `num_classes` as they are stored, or raise `UserError`."""
     if labels.dtype.kind not in "biuf":
         raise UserError(f"`{name}` holds {labels.dtype} values; give whole numbers, or words in every part.")
-    last = first + num_classes - 1
-    wrong = np.flatnonzero(~((labels >= first) & (labels <= last) & (labels == np.floor(labels))))
+    wrong = np.flatnonzero(~((labels >= 0) & (labels < num_classes) & (labels == np.floor(labels))))
     if len(wrong):
         raise UserError(
-            f"`{name}` is {labels[wrong[0]]} at [{wrong[0]}], but labels are whole numbers from {first} to {last}; "
-            "number the classes like that."
+            f"`{name}` is {labels[wrong[0]]} at [{wrong[0]}], but labels are whole numbers from 0 to "
+            f"{num_classes - 1}; number the classes like that."
         )
-    return labels.astype(np.int64) - first
+    return labels.astype(np.int64)
 
 
 def check_names(name: str, class_names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedmate import storage
-from fedmate.core import Augmentation
 from fedmate.data.dataset import (
     Arrays,
     Dataset,
     Normalisation,
     Samples,
     as_floats,
+    as_numbers,
     check_pair,
     content_digest,
     crop_option,
@@ -66,17 +66,8 @@ class FileDataset(Dataset):
         """The official numbers of training and test samples; another number is worth a warning."""
         return None
 
-    @property
-    def augmentation(self) -> Augmentation:
-        """Crops and flips."""
-        return Augmentation(self.crop, self.flip)
-
     def load(self, folder: Path, caches: Sequence[Path] | None = None) -> Arrays:
-        """Return the arrays, from the cache if it fits the files.
-
-        The cache is in the first of the folders `caches` that has it or can be written to. By default these are the
-        folder of data sets and the user's own.
-        """
+        """Return the arrays, from a cache in the first of the folders `caches` that has it or can be written to."""
         found = self.find(folder)
         options = {name: getattr(self, name) for name in self.reading}
         # Files of one name may lie in several places.
@@ -156,20 +147,17 @@ class PublishedDataset(FileDataset):
 
     def read(self, found: Sequence[Path]) -> Arrays:
         """Read the published files or the prepared one."""
-        (path, *_) = found
+        path = found[0]
         if path.suffix != ".npz":
             return self.read_published(found)
-        arrays = read_numpy(path)
-        pairs = {part: take_pair(path, arrays, part) for part in ("train", "test")}
-        for part, (x, _) in pairs.items():
-            if x.dtype != np.uint8 or x.shape[1:] != self.shape:
-                raise UserError(
-                    f"`{path}[{part}_x]` has {x.dtype} images of shape {list(x.shape[1:])}; prepare images of bytes "
-                    f"(uint8) of shape {list(self.shape)}."
-                )
-        given = {f"{path}[{part}_y]": y for part, (_, y) in pairs.items()}
-        (train_y, test_y), names = label_numbers(given, self.class_names)
-        return Arrays(Samples(pairs["train"].x, train_y), Samples(pairs["test"].x, test_y), names)
+        arrays = read_arrays(path, self.class_names)
+        shape = arrays.train.x.shape[1:]
+        if arrays.train.x.dtype != np.uint8 or shape != self.shape:
+            raise UserError(
+                f"`{path}` has {arrays.train.x.dtype} images of shape {list(shape)}; prepare images of bytes (uint8) "
+                f"of shape {list(self.shape)}."
+            )
+        return arrays
 
 
 def paper_settings(network: str, learning_rate: float | None = None, **partition: Any) -> dict[str, dict[str, Any]]:
@@ -190,23 +178,51 @@ def own_path(path: str, kind: str, content: str) -> Path:
     return found
 
 
-def take_pair(path: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> Samples:
-    """Return samples of `train` or `test` in a file, and their labels as they are, or raise `UserError`.
-
-    Bytes are images, and get channels first; other numbers become floating-point numbers.
-    """
-    wanted = (f"{part}_x", f"{part}_y")
+def read_arrays(path: Path, class_names: Sequence[str] | None = None) -> Arrays:
+    """Read a file of numpy's, or raise `UserError`; without `class_names` those of the file or of its labels count."""
+    arrays = read_numpy(path)
+    parts = ["train", "test"] if {"test_x", "test_y"} & {*arrays} else ["train"]
+    wanted = [f"{part}_{kind}" for part in parts for kind in "xy"]
     lacking = next((name for name in wanted if name not in arrays), None)
     if lacking is not None:
         held = ", ".join(f"`{name}`" for name in arrays if name) or "no named array"
         raise UserError(f"`{path}` has no `{lacking}`, but {held}; write {', '.join(f'`{name}`' for name in wanted)}.")
-    x, y = (arrays[name] for name in wanted)
-    check_pair(f"{path}[{part}_x]", x, f"{path}[{part}_y]", y)
+    for part in parts:
+        check_pair(f"{path}[{part}_x]", arrays[f"{part}_x"], f"{path}[{part}_y]", arrays[f"{part}_y"])
+    inputs = [_as_samples(f"{path}[{part}_x]", arrays[f"{part}_x"]) for part in parts]
+    forms = [(x.dtype == np.uint8, x.shape[1:]) for x in inputs]
+    if forms[0] != forms[-1]:
+        raise UserError(
+            f"`{path}` has {inputs[0].dtype} training samples of shape {list(inputs[0].shape[1:])}, but "
+            f"{inputs[1].dtype} test samples of shape {list(inputs[1].shape[1:])}; give both one type and shape."
+        )
+    if class_names is None and "class_names" in arrays:
+        class_names = arrays["class_names"].ravel().tolist()
+    given = {f"{path}[{part}_y]": arrays[f"{part}_y"] for part in parts}
+    labels, names = label_numbers(given, class_names, f"{path}[class_names]")
+    train, *test = (Samples(x, y) for x, y in zip(inputs, labels, strict=True))
+    found = Arrays(train, test[0] if test else None, names)
+    owners = arrays.get("train_client")
+    return found if owners is None else _with_clients(found, f"{path}[train_client]", owners)
+
+
+def _with_clients(arrays: Arrays, name: str, owners: NDArray[Any]) -> Arrays:
+    """Add the client of each training sample, numbered in the order of their names."""
+    if owners.shape != arrays.train.y.shape:
+        raise UserError(
+            f"`{name}` has the shape {list(owners.shape)} for {len(arrays.train.y)} samples; give one client for each."
+        )
+    names, numbers = np.unique(owners if owners.dtype.kind == "U" else as_numbers(name, owners), return_inverse=True)
+    return arrays._replace(clients=numbers.astype(np.int64), client_names=tuple(map(str, names.tolist())))
+
+
+def _as_samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Return bytes as images with channels first, and other numbers as floating-point numbers."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        return Samples(as_floats(f"{path}[{part}_x]", x), y)
+        return as_floats(name, x)
     if x.ndim == 3:
-        return Samples(x[:, None], y)
-    return Samples(np.moveaxis(x, 3, 1) if x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS else x, y)
+        return x[:, None]
+    return np.moveaxis(x, 3, 1) if x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS else x
 
 
 def sign(paths: Sequence[Path]) -> str:

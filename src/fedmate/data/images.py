@@ -53,13 +53,8 @@ def read_images(
 ) -> Arrays:
     """Read the images of some folders or of an archive, ordered by class and name, or raise `UserError`.
 
-    Args:
-        found: the folders, or the archive.
-        classes: the folder of each class and its name; images elsewhere are skipped.
-        size: to which images are stretched; if left out, all must have one size.
-        grey: whether they get one channel instead of three.
-        skip_bad: whether unreadable files are left out.
-        split_seed: draws a fifth of each class as the test split; if left out, the folders lie in `train` and `test`.
+    `classes` are the folders and their names; images elsewhere are skipped. `split_seed` draws a fifth of each class as
+    the test split; if left out, the folders lie in `train` and `test`.
     """
     try:
         from PIL import UnidentifiedImageError
@@ -178,13 +173,14 @@ class Folder(FileDataset):
         """Return the folders of the classes, below the folder that `path` names."""
         root = own_path(self.path, "folder", "images")
         parts = [root / "train", root / "test"]
-        if not all(part.is_dir() for part in parts):
-            return _class_folders(root, at_least=2)
-        train, test = _class_folders(parts[0], at_least=2), _class_folders(parts[1], at_least=1)
-        unknown = sorted({path.name for path in test} - {path.name for path in train})
-        if unknown:
-            raise UserError(f"`{parts[1]}` has a folder `{unknown[0]}`, but `{parts[0]}` has none; add one.")
-        return [*train, *test]
+        try:
+            places = [sorted(part.iterdir()) for part in (parts if all(part.is_dir() for part in parts) else [root])]
+        except OSError as error:
+            raise unreadable(root, error) from None
+        found = [path for place in places for path in place if path.is_dir() and not path.name.startswith(".")]
+        if len({path.name for path in found}) < 2:
+            raise UserError(f"`{root}` has less than two folders of classes; put images into a folder for each class.")
+        return found
 
     def read(self, found: Sequence[Path]) -> Arrays:
         """Read the images of every class."""
@@ -200,14 +196,3 @@ class Folder(FileDataset):
         options = {key: getattr(self, key) for key in ("size", "grey", "skip_bad")}
         classes = dict(zip(names, names, strict=True))
         return read_images(found, classes, **options, split_seed=None if is_split else self.split_seed)
-
-
-def _class_folders(root: Path, at_least: int) -> list[Path]:
-    """Return the folders of the classes in order of names, or raise `UserError` if there are too few."""
-    try:
-        found = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except OSError as error:
-        raise unreadable(root, error) from None
-    if len(found) < at_least:
-        raise UserError(f"`{root}` has {len(found)} folders; put images into a folder for each class, two at least.")
-    return found

@@ -93,7 +93,7 @@ class _IdxDataset(PublishedDataset):
                 "28] and [images]; check whether they are the right files."
             )
         x = x.swapaxes(1, 2) if self.is_turned else x
-        return Samples(x[:, None], check_labels(labels[0], y, len(self.class_names), self.first_label))
+        return Samples(x[:, None], check_labels(labels[0], y - self.first_label, len(self.class_names)))
 
 
 @final

@@ -43,6 +43,10 @@ ANIMALS = {
 """The published folders of Animals-10 and the names of their classes."""
 
 
+def _toronto(name: str, size: int, md5: str) -> tuple[RemoteFile, ...]:
+    return (RemoteFile(f"https://www.cs.toronto.edu/~kriz/{name}", name, size, md5),)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Small(PublishedDataset):
     """The common part of CIFAR and CINIC-10: 32 x 32 pixels, with crops and flips."""
@@ -97,13 +101,8 @@ class Cifar10(_Cifar):
     label_bytes: ClassVar[int] = 1
     normalisation: ClassVar[Normalisation] = Normalisation.of_bytes((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("cifar_cnn")
-    downloads: ClassVar[tuple[RemoteFile, ...]] = (
-        RemoteFile(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "cifar-10-binary.tar.gz",
-            170_052_171,
-            "c32a1d4ab5d03f1284b67883e8d87530",
-        ),
+    downloads: ClassVar[tuple[RemoteFile, ...]] = _toronto(
+        "cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"
     )
 
 
@@ -120,13 +119,8 @@ class Cifar100(_Cifar):
     defaults: ClassVar[dict[str, dict[str, Any]]] = paper_settings("cifar100_cnn", 0.01)
     # Ten groups of ten consecutive labels.
     groups: ClassVar[tuple[tuple[int, ...], ...]] = tuple(tuple(range(i, i + 10)) for i in range(0, 100, 10))
-    downloads: ClassVar[tuple[RemoteFile, ...]] = (
-        RemoteFile(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-            "cifar-100-binary.tar.gz",
-            168_513_733,
-            "03b5dce01913d631647c71ecec9e9cb8",
-        ),
+    downloads: ClassVar[tuple[RemoteFile, ...]] = _toronto(
+        "cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 
-from fedmate.core import Augmentation, Limits, option
+from fedmate.core import Limits, option
 from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, check_names, crop_option, flip_option
 from fedmate.errors import UserError
 
@@ -35,11 +35,6 @@ class AtSites(Dataset):
     std: tuple[float, ...] = option((), "samples are divided by it then, likewise")
     crop: int = crop_option()
     flip: bool = flip_option()
-
-    @property
-    def augmentation(self) -> Augmentation:
-        """Crops and flips."""
-        return Augmentation(self.crop, self.flip)
 
     @property
     def is_of_bytes(self) -> bool:
