@@ -14,7 +14,7 @@ from fedmate.backends import BACKENDS, Backend
 from fedmate.core import Federation, Method, Model, Setup, fold, make_key
 from fedmate.core.shapes import count_flops
 from fedmate.core.tree import fit_to
-from fedmate.data import Arrays, Normalisation
+from fedmate.data import Normalisation
 from fedmate.errors import UserError
 from fedmate.experiment.inputs import NO_INPUTS, ClientSplit, UserInputs, make_federation, split_samples
 from fedmate.experiment.sections import Experiment, General
@@ -36,11 +36,6 @@ class Signature:
     class_names: tuple[str, ...]
     normalisation: Normalisation
     dtype: str
-
-    @staticmethod
-    def of(arrays: Arrays, dtype: str) -> Signature:
-        """Return the signature of networks that train on a data set."""
-        return Signature(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -85,10 +80,11 @@ def build(experiment: Experiment, inputs: UserInputs = NO_INPUTS, initial: Mappi
             "(docs/deploy.md)."
         )
     federation = make_federation(experiment, split)
-    signature = Signature.of(split.arrays, general.dtype)
+    arrays = split.arrays
+    signature = Signature(tuple(arrays.train.x.shape[1:]), arrays.class_names, arrays.normalisation, general.dtype)
     method = make_method(experiment, signature, inputs, initial)
     method.setup.model.check(federation.test.map(lambda leaf: leaf[:2]).x, federation.num_classes)
-    warnings = [*split.arrays.notes, *_warnings(experiment, method, federation)]
+    warnings = [*arrays.notes, *_warnings(experiment, method, federation)]
     name = general.backend if general.backend != "auto" else decide_backend(method, federation)
     if BACKENDS[name].is_remote:
         check_min_clients(general, len(federation.clients))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fedmate import __version__, storage
 from fedmate.core.options import options_of, spelled
 from fedmate.core.tree import DamagedError
-from fedmate.errors import DivergedError, UserError, nearest
+from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import (
@@ -26,7 +26,6 @@ from fedmate.experiment.config import (
     TUNED,
     ConfigSource,
     check_shape,
-    elsewhere,
     load_file,
     lookup,
     resolve,
@@ -72,32 +71,21 @@ def compose(request: Request) -> list[Experiment]:
     check_shape(settings)
     if not methods:
         return [resolve([*layers, settings])]
-    _check_methods(methods, settings)
     own, experiments = settings.values.get("method", {}), []
+    if "name" in own:
+        raise UserError("`{option}` and the setting `method.name` both name a method; use `{option}` alone.", "method")
     for name in methods:
-        # A setting that this method lacks, but another of them has, is left out.
-        lacking = {key for key in _lacking(name, own) if any(key not in _lacking(other, own) for other in methods)}
-        kept = {key: value for key, value in own.items() if key not in lacking}
+        lookup("method", METHODS, name, "the argument `method`")
+        if methods.count(name) > 1:
+            raise UserError(f"`{{option}}` names `{name}` twice; name each method once.", "method")
+    # A setting that a method lacks, but another of them has, is left out.
+    everywhere = set.intersection(*(_lacking(name, own) for name in methods))
+    for name in methods:
+        kept = {key: value for key, value in own.items() if key not in _lacking(name, own) - everywhere}
         chosen = ConfigSource("the argument `method`", {"method": {"name": name}})
         last = ConfigSource(settings.source, {**settings.values, "method": kept})
         experiments.append(resolve([*layers, chosen, last]))
     return experiments
-
-
-def _check_methods(methods: Sequence[str], settings: ConfigSource) -> None:
-    known = {key for name in methods for key in options_of(lookup("method", METHODS, name, "the argument `method`"))}
-    repeated = next((name for name in methods if methods.count(name) > 1), None)
-    if repeated is not None:
-        raise UserError(f"`{{option}}` names `{repeated}` twice; name each method once.", "method")
-    own = settings.values.get("method", {})
-    if "name" in own:
-        raise UserError("`{option}` and the setting `method.name` both name a method; use `{option}` alone.", "method")
-    unknown = next((key for key in own if key not in known and key != "preset"), None)
-    if unknown is not None and len(methods) > 1:
-        raise UserError(
-            f"`method.{unknown}` in {settings.source} is not an option of any of the methods; "
-            f"{elsewhere(unknown, 'method') or nearest(unknown, known)}"
-        )
 
 
 def _lacking(method: str, settings: Mapping[str, object]) -> set[str]:
