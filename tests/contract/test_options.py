@@ -109,6 +109,7 @@ TRAINING_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 OBJECTIVES: dict[str, tuple[ObjectiveOptions, ObjectiveOptions]] = {
     "calibration": (ObjectiveOptions(), ObjectiveOptions(calibration=1.0)),
+    "class_balance": (ObjectiveOptions(), ObjectiveOptions(class_balance=0.9)),
     "absent_share": (ObjectiveOptions(calibration=1.0), ObjectiveOptions(calibration=1.0, absent_share=0.05)),
 }
 """By option of `[objective]` that concerns training: two settings of which each gives another result."""

@@ -89,3 +89,7 @@ def test_what_surprises_later_is_a_warning_first(settings: list[str], fragments:
     assert len(found) == len(fragments)
     for sentence, fragment in zip(found, fragments, strict=True):
         assert fragment in sentence
+
+
+def test_label_smoothing_reaches_the_task() -> None:
+    assert built("objective.label_smoothing=0.1").method.setup.model.task.label_smoothing == 0.1

@@ -19,6 +19,7 @@ from fedmate.core.data import Batch
 from fedmate.core.local import SGD, gradient, loop
 from fedmate.core.model import Model
 from fedmate.core.random import fold
+from fedmate.core.task import Adjustment
 from fedmate.core.tree import Tree, leaves, where
 
 
@@ -41,7 +42,7 @@ class Fusion(NamedTuple):
     reduction: Reduction  # over classes, in eq. 3
     optimiser: SGD  # the steps of the classifier and of both discriminators
     discriminator_optimiser: SGD
-    adjustment: Tensor | None = None  # what is added to the logits of the client's samples, `[classes]`, or nothing
+    adjustment: Adjustment | None = None  # of the loss of the client's own samples
 
 
 class FusedClassifier(NamedTuple):

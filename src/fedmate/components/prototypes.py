@@ -13,7 +13,7 @@ from fedmate.core.data import Batch, ClientData, class_means
 from fedmate.core.local import Objective
 from fedmate.core.metrics import all_features
 from fedmate.core.model import Model
-from fedmate.core.task import Instances
+from fedmate.core.task import Adjustment, Instances
 from fedmate.core.tree import Tree
 
 
@@ -72,7 +72,7 @@ def centre_loss(instances: Instances, centres: Centres) -> Tensor:
     return torch.where(counted, distances, torch.zeros_like(distances)).sum() / mask.sum().clamp(min=1)
 
 
-def centred_loss(model: Model, centres: Centres, adjustment: Tensor | None = None) -> Objective:
+def centred_loss(model: Model, centres: Centres, adjustment: Adjustment | None = None) -> Objective:
     """Return the objective of an extractor: the loss of `supervised_loss`, plus the centre loss."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:

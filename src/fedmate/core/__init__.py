@@ -33,7 +33,7 @@ from fedmate.core.options import Limits, option
 from fedmate.core.random import fold, make_key, normal, permutation, random_bits, uniform
 from fedmate.core.server import TRAINED, Aggregator, Server, ServerOptimiser
 from fedmate.core.source import Augmentation, Source
-from fedmate.core.task import Instances, Task, adjusted, cross_entropy
+from fedmate.core.task import Adjustment, Instances, Task, adjusted, cross_entropy
 from fedmate.core.tree import (
     Tree,
     all_finite,
@@ -55,6 +55,7 @@ __all__ = [
     "PER_CLIENT",
     "SGD",
     "TRAINED",
+    "Adjustment",
     "Aggregator",
     "Augmentation",
     "Batch",

@@ -13,6 +13,7 @@ from fedmate.core.local import Objective
 from fedmate.core.metrics import all_features, chunk_size, features_of
 from fedmate.core.model import Model
 from fedmate.core.source import plain_source
+from fedmate.core.task import Adjustment
 from fedmate.core.tree import Tree
 
 
@@ -42,7 +43,7 @@ def frozen_batches(
         yield from split(window._replace(x=z), batch_size)
 
 
-def classifier_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
+def classifier_loss(model: Model, adjustment: Adjustment | None = None) -> Objective:
     """Return the mean loss of a batch from `frozen_batches`; `adjustment` as in `supervised_loss`."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:

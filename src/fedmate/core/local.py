@@ -13,6 +13,7 @@ from fedmate.core.data import Batch
 from fedmate.core.execution import is_unmapped
 from fedmate.core.layers import sample_context
 from fedmate.core.model import Model
+from fedmate.core.task import Adjustment
 from fedmate.core.tree import Tree, leaves, select, tree_map, where
 
 Objective: TypeAlias = Callable[[Tree, Batch], tuple[Tensor, Tree]]
@@ -138,8 +139,8 @@ def fit(
     return trained
 
 
-def supervised_loss(model: Model, adjustment: Tensor | None = None) -> Objective:
-    """Return the objective most methods start from: the task's loss, logits moved by `adjustment`."""
+def supervised_loss(model: Model, adjustment: Adjustment | None = None) -> Objective:
+    """Return the objective most methods start from: the task's loss, changed by a client's class shares."""
 
     def objective(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = model.features(params, batch.x, train=True)

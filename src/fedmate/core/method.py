@@ -23,6 +23,7 @@ from fedmate.core.model import MODEL_PARTS, Model
 from fedmate.core.objective import ObjectiveOptions
 from fedmate.core.options import Limits, check_options, option
 from fedmate.core.server import Server
+from fedmate.core.task import Adjustment
 from fedmate.core.tree import Tree
 
 Presets: TypeAlias = dict[str, dict[str, dict[str, Any]]]
@@ -165,8 +166,8 @@ class Method(ABC):
         return params if all(params[part].keys() == set(names[part]) for part in MODEL_PARTS) else None
 
     @final
-    def adjustment(self, data: ClientData) -> Tensor | None:
-        """Return what training adds to the logits of a client's samples, `[classes]`, or `None` if nothing."""
+    def adjustment(self, data: ClientData) -> Adjustment:
+        """Return how the client's class shares enter its training loss; `[objective]` says it."""
         return self.setup.objective.for_training(self.counts(data))
 
     @final

@@ -12,7 +12,7 @@ from fedmate.core.execution import current_memory, is_unmapped
 from fedmate.core.layers import mask_context
 from fedmate.core.model import Model
 from fedmate.core.source import Source
-from fedmate.core.task import adjusted
+from fedmate.core.task import Adjustment, adjusted
 from fedmate.core.tree import Tree, leaves
 
 CHUNK = 1000
@@ -54,7 +54,7 @@ def chunk_size(model: Model, device: torch.device) -> int:
     return CORE_CHUNK if one_core else CHUNK
 
 
-def mean_loss(model: Model, params: Tree, data: ClientData, adjustment: Tensor | None = None) -> Tensor:
+def mean_loss(model: Model, params: Tree, data: ClientData, adjustment: Adjustment | None = None) -> Tensor:
     """Return the mean loss over a client's samples, in evaluation mode, as its method sees it."""
     return model.loss(params, all_features(model, params, data), data.y, data.counted, adjustment)
 

@@ -22,7 +22,7 @@ from fedmate.core.layers import (
     swap_layers,
 )
 from fedmate.core.random import make_key
-from fedmate.core.task import TASKS, Instances, Task, adjusted
+from fedmate.core.task import TASKS, Adjustment, Instances, Task, adjusted
 from fedmate.core.tree import Tree
 from fedmate.errors import UserError
 
@@ -226,9 +226,12 @@ class Model:
         logits = self._call(head, params["classifier"], z.reshape(*z.shape, *[1] * spread), tied=False)
         return logits.flatten(1) if spread else logits
 
-    def loss(self, params: Tree, z: Tensor, y: Tensor, mask: Tensor | None, adjustment: Tensor | None = None) -> Tensor:
-        """Return the task's mean loss of features `z`; `adjustment` is added to each class's logits, `[classes]`."""
-        return self.task.loss(adjusted(self.classify(params, z), adjustment), y, mask)
+    def loss(
+        self, params: Tree, z: Tensor, y: Tensor, mask: Tensor | None, adjustment: Adjustment | None = None
+    ) -> Tensor:
+        """Return the task's mean loss of features `z`, with what a client's class shares change in it."""
+        logits, weights = adjustment or Adjustment()
+        return self.task.loss(adjusted(self.classify(params, z), logits), y, mask, weights)
 
     def instances(self, z: Tensor, y: Tensor, mask: Tensor) -> Instances:
         """Return what the task tells apart one by one, each with a feature vector and a class."""

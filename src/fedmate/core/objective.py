@@ -9,7 +9,8 @@ Two controls change the test instead of training. `own_prior` adds class shares 
 `posthoc` takes them out of clients' models on the balanced test.
 
 Menon, Jayasumana, Rawat, Jain, Veit and Kumar, "Long-tail learning via logit adjustment", ICLR 2021; Ren et al.,
-"Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020.
+"Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020. `class_balance` is the loss of Cui, Jia, Lin,
+Song and Belongie, "Class-Balanced Loss Based on Effective Number of Samples", CVPR 2019.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedmate.core.options import Limits, check_options, option
+from fedmate.core.task import Adjustment
 from fedmate.errors import UserError
 
 BARRIER = -1e9
@@ -49,6 +51,15 @@ class ObjectiveOptions:
         Limits(at_least=0, at_most=10),
     )
 
+    class_balance: float = option(
+        0.0,
+        "beta of the class-balanced loss: classes weigh (1 - beta) / (1 - beta^n_ik); 0 is off, 1 is 1 / n_ik",
+        Limits(at_least=0, at_most=1),
+    )
+    label_smoothing: float = option(
+        0.0, "share of each label that is spread over all classes", Limits(at_least=0, below=1)
+    )
+
     def __post_init__(self) -> None:
         check_options("objective", ObjectiveOptions, vars(self))
 
@@ -73,13 +84,18 @@ class ObjectiveOptions:
         """Return how much of the logarithm of a distribution is added to a model's logits to answer for it."""
         return self.calibration or float(self.own_prior and is_global)
 
-    def for_training(self, counts: Tensor) -> Tensor | None:
-        """Return what training adds to the logits, `[classes]`: `tau * log p_i`, or nothing."""
-        if not self.calibration:
-            return None
-        shares = counts / counts.sum().clamp(min=1)
-        lacking = torch.full_like(shares, self.absent_share)
-        return prior_adjustment(torch.where(shares > 0, shares, lacking), self.calibration)
+    def for_training(self, counts: Tensor) -> Adjustment:
+        """Return what training adds to the logits, `tau * log p_i`, and the weights of classes."""
+        logits = weights = None
+        if self.calibration:
+            shares = counts / counts.sum().clamp(min=1)
+            lacking = torch.full_like(shares, self.absent_share)
+            logits = prior_adjustment(torch.where(shares > 0, shares, lacking), self.calibration)
+        if self.class_balance:
+            beta = self.class_balance
+            effective = (1 - beta**counts) / (1 - beta) if beta < 1 else counts
+            weights = torch.where(counts > 0, 1 / effective, torch.zeros_like(counts))
+        return Adjustment(logits, weights)
 
     def for_balanced(self, counts: Tensor, is_global: bool) -> Tensor | None:
         """Return what the balanced test adds: nothing, or `-tau * log p_i` after training.

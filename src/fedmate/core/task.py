@@ -24,17 +24,32 @@ class Instances(NamedTuple):
     mask: Tensor  # which count, `[instances]`
 
 
+class Adjustment(NamedTuple):
+    """How a client's class shares enter its training loss. Methods pass it on to the model's loss as it is."""
+
+    logits: Tensor | None = None  # what is added to each class's logits, `[classes]`
+    weights: Tensor | None = None  # how much an instance of each class counts, `[classes]`
+
+
 class Task(ABC):
-    """How targets are learnt. Everything maps under vmap, and nothing reads a tensor back to Python."""
+    """How targets are learnt. Everything maps under vmap, and nothing reads a tensor back to Python.
+
+    Args:
+        label_smoothing: the share of each label that is spread over all classes.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = label_smoothing
 
     @abstractmethod
-    def loss(self, logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
         """Return the mean loss over what counts, a scalar.
 
         Args:
             logits: what the classifier answers, `[samples, classes, ...]`.
             y: targets, `[samples, ...]`.
             mask: `[samples]`, false for padding; `None` if no sample is.
+            weights: how much an instance of each class counts, `[classes]`; all alike if `None`.
         """
 
     @abstractmethod
@@ -50,13 +65,27 @@ class Task(ABC):
         """Return the shape of the answers that a network must give to samples `x`."""
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """Return the mean cross-entropy over the rows that count: all of them if `mask` is `None`."""
+    if weights is not None:
+        counts = torch.ones_like(labels, dtype=logits.dtype) if mask is None else mask.to(logits.dtype)
+        counts = counts * weights[labels]
+        # Chosen before the loss: a row that does not count must not send NaN back either.
+        logits = torch.where((counts > 0)[:, None], logits, torch.zeros_like(logits))
+        losses = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+        total = counts.sum()
+        return (losses * counts).sum() / torch.where(total > 0, total, torch.ones_like(total))
     if mask is None:
-        return functional.cross_entropy(logits, labels)
+        return functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
     # Chosen before the loss: a row that does not count must not send NaN back either.
     logits = torch.where(mask[:, None], logits, torch.zeros_like(logits))
-    losses = functional.cross_entropy(logits, labels, reduction="none")
+    losses = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
     return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)
 
 

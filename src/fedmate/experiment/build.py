@@ -13,6 +13,7 @@ from torch import Tensor
 from fedmate.backends import BACKENDS, Backend
 from fedmate.core import Federation, Method, Model, Setup, fold, make_key
 from fedmate.core.shapes import count_flops
+from fedmate.core.task import TASKS
 from fedmate.core.tree import fit_to
 from fedmate.data import Normalisation
 from fedmate.errors import UserError
@@ -124,7 +125,8 @@ def make_method(
             torch.manual_seed(int(fold(make_key(general.seed), "model")))
             module = architecture.build(signature.input_shape, len(signature.class_names))
     module = module.to(general.device, getattr(torch, general.dtype))
-    model = Model(module, classifier=layer, buffers=architecture.buffers)
+    task = TASKS["classification"](label_smoothing=experiment.objective.label_smoothing)
+    model = Model(module, classifier=layer, buffers=architecture.buffers, task=task)
     classes, training = len(signature.class_names), experiment.training
     setup = Setup(model, classes, general.rounds, training, general.participation, experiment.objective)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)

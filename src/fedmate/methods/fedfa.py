@@ -26,6 +26,7 @@ from fedmate.components.feature_anchors import anchor_loss, calibration_loss, in
 from fedmate.core import (
     MODEL_PARTS,
     TRAINED,
+    Adjustment,
     Batch,
     ClientData,
     Instances,
@@ -146,7 +147,7 @@ class FedFA(Method):
     def _adam(self) -> Adam:
         return Adam(self.calibration_learning_rate)
 
-    def _step(self, anchors: Tensor, adjustment: Tensor | None) -> Callable[[Tree, Batch], Tree]:
+    def _step(self, anchors: Tensor, adjustment: Adjustment | None) -> Callable[[Tree, Batch], Tree]:
         """Return a step of SGD on the whole model and one of Adam on the classifier, which also collects features."""
         model, optimiser = self.setup.model, self.setup.training.optimiser()
 

@@ -41,6 +41,7 @@ from fedmate.components.prototypes import Centres, centred_loss, local_prototype
 from fedmate.components.server_momentum import ServerMomentum
 from fedmate.core import (
     MODEL_PARTS,
+    Adjustment,
     ClientData,
     Limits,
     LocalResult,
@@ -274,7 +275,7 @@ class FedMate(ServerMomentum):
         model, classes = self.setup.model, self.setup.num_classes
         return local_prototypes(model, params, data, classes, key if self.proto_augment else None)
 
-    def _fusion(self, round_number: Tensor, dtype: torch.dtype, adjustment: Tensor | None) -> Fusion:
+    def _fusion(self, round_number: Tensor, dtype: torch.dtype, adjustment: Adjustment | None) -> Fusion:
         """Return how the classifier is trained in this round."""
         done = round_number.to(dtype) / self.setup.rounds
         weight: float | Tensor = self.fusion_weight
@@ -291,7 +292,7 @@ class FedMate(ServerMomentum):
             adjustment=adjustment,
         )
 
-    def _extractor_objective(self, knowledge: Knowledge, adjustment: Tensor | None) -> Objective:
+    def _extractor_objective(self, knowledge: Knowledge, adjustment: Adjustment | None) -> Objective:
         """Return cross-entropy with the centre loss; in round 0 there is no prototype to be drawn to."""
         centres, centred = knowledge.prototypes, knowledge.known
         if self.own_prototypes:

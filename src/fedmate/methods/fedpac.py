@@ -36,6 +36,7 @@ from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
     MODEL_PARTS,
+    Adjustment,
     ClientData,
     Limits,
     LocalResult,
@@ -125,7 +126,7 @@ class FedPAC(ServerMomentum):
         upload = {**params, "prototypes": prototypes, "statistics": statistics, "class_counts": counts}
         return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={"prototypes": prototypes})
 
-    def _alignment(self, download: Tree, received: FeatureStatistics, adjustment: Tensor | None) -> Objective:
+    def _alignment(self, download: Tree, received: FeatureStatistics, adjustment: Adjustment | None) -> Objective:
         """Return cross-entropy plus the distance to the prototypes, the client's own where there is no global one."""
         known = download["known"]
         centres = torch.where(known[:, None], download["prototypes"], received.prototypes)

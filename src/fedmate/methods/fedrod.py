@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedmate.core import (
     MODEL_PARTS,
+    Adjustment,
     Batch,
     ClientData,
     LocalResult,
@@ -100,14 +101,15 @@ class FedRoD(SharedServer):
 
         return objective
 
-    def _balance(self, data: ClientData) -> Tensor:
+    def _balance(self, data: ClientData) -> Adjustment:
         """Return what the balanced softmax adds: as calibration does, and without it with weight 1.
 
         Counts, not shares: a softmax does not see what all its classes have in common.
         """
         counts, objective = self.counts(data), self.setup.objective
         lacking = objective.absent_share * bool(objective.calibration) * counts.sum()
-        return prior_adjustment(torch.where(counts > 0, counts, lacking), objective.calibration or 1.0)
+        logits = prior_adjustment(torch.where(counts > 0, counts, lacking), objective.calibration or 1.0)
+        return self.adjustment(data)._replace(logits=logits)
 
 
 def _added_up(params: Tree) -> Tree:

@@ -14,9 +14,9 @@ from fedmate.core.task import Instances, Task, cross_entropy
 class Classification(Task):
     """One class for each sample, learnt by cross-entropy."""
 
-    def loss(self, logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy."""
-        return cross_entropy(logits, y, mask)
+        return cross_entropy(logits, y, mask, weights, self.label_smoothing)
 
     def instances(self, z: Tensor, y: Tensor, mask: Tensor) -> Instances:
         """Return the samples themselves."""
