@@ -66,11 +66,6 @@ class RunSummary:
         """The views that the method has."""
         return [view for view, figures in self.summary["accuracy"].items() if figures is not None]
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the file of its method has changed since it was run."""
-        return self.content.get("method_sha256") not in (None, source_digest(self.config["method"]["name"]))
-
     def accuracy(self, view: str, test: str) -> float | None:
         """Return the mean over clients at the end, in percent; `None` if it diverged or the method lacks the view."""
         figures = None if self.diverged_in is not None else self.summary["accuracy"].get(view)

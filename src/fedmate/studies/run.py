@@ -27,7 +27,7 @@ from fedmate.experiment.prepare import run_all as run_prepared
 from fedmate.experiment.record import Record
 from fedmate.experiment.run import Observer
 from fedmate.storage import BusyError
-from fedmate.studies.records import Records, summarise
+from fedmate.studies.records import Records, source_digest, summarise
 from fedmate.studies.study import StudyRun
 
 PAUSE = 1.0
@@ -63,7 +63,8 @@ class Work(NamedTuple):
         """Return the methods whose file has changed since their runs were finished."""
         finished = self.records.all()
         found = [finished[run.name] for run in self.runs if run.name in finished]
-        return sorted({one.config["method"]["name"] for one in found if one.is_outdated})
+        digests = {(one.config["method"]["name"], one.content.get("method_sha256")) for one in found}
+        return sorted({name for name, digest in digests if digest not in (None, source_digest(name))})
 
 
 def run_all(work: Work, watcher: Watcher, jobs: int = 1) -> None:

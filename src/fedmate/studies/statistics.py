@@ -126,7 +126,9 @@ class Results:
 
     def comparable(self, setting: StudySetting) -> list[Group]:
         """Return the methods of a setting on common seeds; those that have every seed once more among themselves."""
-        groups, some = [self._group(setting)], self.with_all_seeds(setting)
+        groups, runs = [self._group(setting)], [run for run in self.runs if run.setting.key == setting.key]
+        lacking = {run.method.key for run in runs if run.name not in self.found or self._diverged(run)}
+        some = replace(self, runs=[run for run in runs if run.method.key not in lacking])
         if len(self.common_seeds(setting)) < self.choice.seeds and len(some.distinct(setting)) > 1:
             groups.append(some._group(setting, "_seeds", " of those with every seed"))
         return groups
@@ -135,8 +137,11 @@ class Results:
         seeds = self.common_seeds(setting)
         if not seeds:
             return Group(self, self, "on the seeds that each method has, because they share none", suffix, which)
-        fair = self.on_seeds(seeds)
-        diverged = any(one.diverged_in is not None for m in fair.methods for one in fair.finished(m, setting))
+        runs = [run for run in self.runs if run.seed in seeds]
+        # A method that diverged with one of the seeds keeps no other run.
+        failed = {run.key for run in runs if self._diverged(run)}
+        fair = replace(self, runs=[run for run in runs if self._diverged(run) or run.key not in failed])
+        diverged = any(run.setting.key == setting.key and self._diverged(run) for run in runs)
         who = "which all methods have" + " except those that diverged" * diverged
         return Group(self, fair, f"on seed{'s' * (len(seeds) > 1)} {_listed(seeds)}, {who}", suffix, which)
 
@@ -156,18 +161,6 @@ class Results:
                 return sorted(common)
             keys = remaining
         return []
-
-    def with_all_seeds(self, setting: StudySetting) -> Results:
-        """Return the methods of a setting that have every seed and did not diverge with any."""
-        runs = [run for run in self.runs if run.setting.key == setting.key]
-        lacking = {run.method.key for run in runs if run.name not in self.found or self._diverged(run)}
-        return replace(self, runs=[run for run in runs if run.method.key not in lacking])
-
-    def on_seeds(self, seeds: Sequence[int]) -> Results:
-        """Return the results with some seeds; a method that diverged with one of them keeps no other run."""
-        runs = [run for run in self.runs if run.seed in seeds]
-        keys = {run.key for run in runs if self._diverged(run)}
-        return replace(self, runs=[run for run in runs if self._diverged(run) or run.key not in keys])
 
     def _diverged(self, run: StudyRun) -> bool:
         return run.name in self.found and self.found[run.name].diverged_in is not None
