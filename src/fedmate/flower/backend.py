@@ -36,9 +36,6 @@ from fedmate.flower.transport import Transport
 IDENTITY = "federation.json"
 """The file of a run's folder with the token by which its clients know it."""
 
-RESERVED = ("losses", "valid", "post", "global")
-"""Names of metrics that are no views after a broadcast."""
-
 RETRIES = 2
 """How often a round is asked for again that too few have answered."""
 
@@ -52,7 +49,6 @@ class Flower(Backend):
     """Clients that Flower runs, which keep their states: a simulation unless `connect` is set to reach sites."""
 
     is_remote = True
-
     connect: Connect = staticmethod(simulated)
     transport: Transport
     _like: Tree | None = None
@@ -115,7 +111,7 @@ class Flower(Backend):
         downloads = self._downloads(server, task.number + 1, everyone)
         replies = self._ask("view", task, downloads, self.min_clients)
         metrics = {i: reply.metrics for i, reply in replies.items() if isinstance(reply, Answer)}
-        named = Counter(name for reported in metrics.values() for name in reported if name not in RESERVED)
+        named = Counter(name for reported in metrics.values() for name in reported if name not in ("post", "global"))
         # A view that most report is the method's own; a few clients cannot bring others into the record.
         most = [name for name, count in named.items() if 2 * count > len(everyone) and name.isidentifier()]
         return {

@@ -66,12 +66,7 @@ class ClientState:
         make_private(self.folder)
 
     def begin(self, round_number: int, initial: Tree) -> Tree:
-        """Return the state that a round starts from: `initial`, or one of its form.
-
-        Raises:
-            PublicError: the client has taken part in a later round.
-            UserError: the file is damaged or another client's.
-        """
+        """Return the state that a round starts from: `initial`, or one of its form."""
         path = self.folder / STATE
         if not path.exists():
             return initial
@@ -113,23 +108,14 @@ class ClientState:
 @final
 @dataclass(frozen=True)
 class Client:
-    """One client, ready to answer.
-
-    Attributes:
-        number: its own.
-        backend: of the experiment, as the server has it; clients that are not this one may be stand-ins there.
-        state: where it keeps its state.
-        data: its samples.
-        test: the samples that its models are tested on.
-        describe: makes the file of its own model, given parameters and the number of rounds done.
-    """
+    """One client, ready to answer."""
 
     number: int
-    backend: Backend
+    backend: Backend  # of the experiment, as the server has it; the data of clients may be stand-ins there
     state: ClientState
     data: ClientData
-    test: ClientData
-    describe: Callable[[Tree, int], bytes] | None = None
+    test: ClientData  # the samples that its models are tested on
+    describe: Callable[[Tree, int], bytes] | None = None  # makes the file of its own model after so many rounds
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked; a second process that tries the same meanwhile gets `BusyError`."""
@@ -181,7 +167,6 @@ class Client:
         try:
             download = fit_to(dict(request.download), like)
         except DamagedError as error:
-            raise PublicError(
-                f"the download of round {request.round + 1} is none of this experiment: {error}"
-            ) from None
+            number = request.round + 1
+            raise PublicError(f"the download of round {number} is none of this experiment: {error}") from None
         return state, download, fold(key, "round", request.round, self.number)

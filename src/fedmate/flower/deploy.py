@@ -41,12 +41,6 @@ from fedmate.flower.site_data import load_data, read_site
 
 Key: TypeAlias = ec.EllipticCurvePrivateKey
 
-LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names of the SuperLink's machine for its own processes."""
-
-MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
-"""Seconds by which a site's clock may be off: a SuperLink refuses signatures from the future, and old ones."""
-
 
 class Item(NamedTuple):
     """A file of a federation, whether it was made now, and where it belongs."""
@@ -78,7 +72,9 @@ def make_keys(folder: Path, servers: Sequence[str], sites: Sequence[str], days: 
         raise UserError(f"`{folder}` is a file; give a folder.")
     storage.make_folder(folder)
     existing = {*folder.iterdir()}
-    places = _server_files(folder, [*dict.fromkeys([*names, *LOCAL])], days) if names else {}
+    # The SuperLink's machine has names of its own for its processes.
+    covered = [*dict.fromkeys([*names, "localhost", "127.0.0.1", "::1"])]
+    places = _server_files(folder, covered, days) if names else {}
     for site in sites:
         places |= _site_files(folder, site)
     return [Item(path, path not in existing, place) for path, place in places.items()]
@@ -260,7 +256,8 @@ def _superlink(superlink: str, root_certificates: Path | None) -> Iterator[Point
     yield Point("superlink", True, f"`{superlink}` is reached over TLS; its certificate is valid until {until}")
     if date is not None:
         behind = (parsedate_to_datetime(date) - datetime.datetime.now(datetime.UTC)).total_seconds()
-        is_fine = -MOST_AHEAD < behind < MOST_BEHIND
+        # A SuperLink refuses signatures from the future, and old ones.
+        is_fine = -5 < behind < 300
         advice = "" if is_fine else "; it would refuse this site's signatures, so set the clock right"
         text = f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the SuperLink's"
         yield Point("clock", is_fine, text + advice)
@@ -280,7 +277,7 @@ def status(folder: Path) -> Iterator[str]:
 
 
 def _client(place: Path) -> Iterator[str]:
-    sent, when, done, damage = 0, "at an unknown time", "no round done", ""
+    sent, when, done, damage = 0, "at an unknown time", "no round done", list[str]()
     with suppress(FileNotFoundError):
         for row in csv.DictReader(whole_lines((place / AUDIT).read_text(encoding="utf-8")), fieldnames=COLUMNS):
             # The first line has names, and a line that a kill has torn is none.
@@ -289,10 +286,8 @@ def _client(place: Path) -> Iterator[str]:
     try:
         done = f"round {int(unpack((place / STATE).read_bytes())[1]['round']) + 1} done, {when}"
     except (OSError, DamagedError, KeyError, TypeError, ValueError) as error:
-        damage = "" if isinstance(error, FileNotFoundError) else f"  its state is damaged ({error})"
-    yield f"experiment {place.parent.name}, client {place.name}: {done}; {sent:,} bytes sent in all"
-    if damage:
-        yield damage
+        damage = [] if isinstance(error, FileNotFoundError) else [f"  its state is damaged ({error})"]
+    yield from (f"experiment {place.parent.name}, client {place.name}: {done}; {sent:,} bytes sent in all", *damage)
 
 
 def _run(folder: Path) -> Iterator[str]:

@@ -36,9 +36,6 @@ STYPE = "fedmate.raw"
 DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool")
 """The types that travel."""
 
-LONGEST = 300
-"""How many characters of a text from elsewhere are shown."""
-
 
 class Request(NamedTuple):
     """A server's request to a client in round t, from 0; `download` has the parts that cross.
@@ -80,9 +77,9 @@ class PublicError(FedmateError):
 
 
 def sentence(text: str) -> str:
-    """Return the first line of a text from elsewhere, without control characters."""
+    """Return the first line of a text from elsewhere, 300 characters at most and none that control a terminal."""
     lines = text.strip().splitlines() or ["without a reason"]
-    return "".join(mark if mark.isprintable() else "?" for mark in lines[0])[:LONGEST]
+    return "".join(mark if mark.isprintable() else "?" for mark in lines[0])[:300]
 
 
 def write_request(experiment: str, client: int, request: Request) -> RecordDict:

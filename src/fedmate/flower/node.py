@@ -50,12 +50,7 @@ WORD = re.compile(r"""(?:[^\s"'\[\]]|"[^"]*"|'[^']*'|\[[^\]]*\])+""")
 
 
 def client_app(open_client: Callable[[Context, str], Client], *, is_virtual: bool = False) -> ClientApp:
-    """Return the app that every node runs.
-
-    Args:
-        open_client: returns a node's client in an experiment; Flower's context identifies the node.
-        is_virtual: whether it runs on the machine of the server, which may read every error.
-    """
+    """Return the app that every node runs; `is_virtual` on the machine of the server, which may read every error."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
@@ -125,11 +120,7 @@ def request_of(run_config: Mapping[str, Any], folder: Path) -> Request:
 
 
 def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], token: str, folder: Path) -> Client:
-    """Return a node's client in a run, which has a token, of an experiment in the app's folder.
-
-    Raises:
-        PublicError: the node cannot take part, or its own data cannot be used; why not is in its own log alone.
-    """
+    """Return a node's client in a run, which has a token, of an experiment in the app's folder."""
     built = _built(tuple(sorted(run_config.items())), folder)
     federation, number, clients = built.federation, node_config.get("partition-id"), len(built.federation.clients)
     if type(number) is not int or not 0 <= number < clients:
@@ -168,9 +159,7 @@ def _built(run_config: tuple[tuple[str, Any], ...], folder: Path) -> Built:
 
 def _own(experiment: Experiment, node_config: Mapping[str, Any]) -> tuple[ClientData, ClientData, Path]:
     if "site" not in node_config:
-        raise PublicError(
-            "the data of this experiment lies with sites, but the node config has no `site`; name its file."
-        )
+        raise PublicError("the experiment is on data of sites, but the node config has no `site`; name its file.")
     try:
         site = read_site(expand(str(node_config["site"])))
         return *load_data(site, experiment), site.state

@@ -25,19 +25,14 @@ from fedmate.report.tables import comparison, show
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-WIDTH = 140
-"""Of lines: Flower carries them elsewhere."""
-
-START = 30.0
-"""Seconds in which a simulation has all of its nodes."""
-
-LATECOMERS = 70.0
-"""Seconds in which a resumed run waits for all nodes: Flower lets a killed node in after a minute."""
+START, LATECOMERS = 30.0, 70.0
+"""Seconds to wait for nodes in a simulation, and in a resumed run: Flower lets a killed node in after a minute."""
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], folder: Path) -> None:
     """Run the experiment in the app's folder that a run config names, over Flower's grid."""
-    console = Console(width=WIDTH, force_terminal=False)
+    # Flower carries the lines elsewhere.
+    console = Console(width=140, force_terminal=False)
     conduct(run_config, folder, over(grid, console), console)
 
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 VIRTUAL = "sites"
 """The folder inside a run's where virtual clients keep their states."""
 
-LOCAL = "127.0.0.1"
-
 GRACE, END = 5.0, 20.0
 """Seconds for a simulation to end by itself after the last round, and after its workers were ended."""
 
@@ -66,7 +64,7 @@ def simulated(backend: Flower, folder: Path, token: str) -> Iterator[Transport]:
         raise UserError("Ray runs in this process already, and `backend` is `flower`; call `ray.shutdown()` first.")
     done, grids, errors = threading.Event(), queue.SimpleQueue["Grid"](), list[BaseException]()
     # Workers end when this socket is closed: see `_end_with`.
-    lifeline = socket.create_server((LOCAL, 0), backlog=1024)
+    lifeline = socket.create_server(("127.0.0.1", 0), backlog=1024)
 
     def serve(grid: Grid, context: Context) -> None:
         # Flower's simulation ends with this function.
@@ -158,7 +156,7 @@ def _rebuilt(folder: Path, inputs: ObjectRef, port: int, token: str) -> Callable
     """Load a run's data, partition it as the run does, and start from the parameters that the run started from."""
     import ray
 
-    threading.Thread(target=_end_with, args=[socket.create_connection((LOCAL, port))], daemon=True).start()
+    threading.Thread(target=_end_with, args=[socket.create_connection(("127.0.0.1", port))], daemon=True).start()
     built = build(stored_experiment(folder), ray.get(inputs), Checkpoint(folder).initial()[0])
     federation = built.federation
 

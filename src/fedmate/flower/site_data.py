@@ -28,22 +28,14 @@ from fedmate.experiment.inputs import random_of, ready
 from fedmate.experiment.sections import Experiment, Section
 from fedmate.flower.client import make_private
 
-KEYS = ("state", "data")
-
-SHARED = ("crop", "flip")
-"""Options of loaders that the experiment sets for all sites alike."""
-
 
 class SiteFile(NamedTuple):
-    """The content of a site's file: where it is, its folder for states, the loader with all options, and class names.
+    """The content of a site's file."""
 
-    Without `class_names` the loader's own hold.
-    """
-
-    path: Path
-    state: Path
-    loader: Section
-    class_names: tuple[str, ...]
+    path: Path  # where it is
+    state: Path  # the folder for states
+    loader: Section  # with all options
+    class_names: tuple[str, ...]  # of the labels; the loader's own if there are none
 
 
 def read_site(path: Path) -> SiteFile:
@@ -51,9 +43,9 @@ def read_site(path: Path) -> SiteFile:
     path = path.absolute()
     values = load_file(path).values
     with _naming(path):
-        odd = next((key for key in values if key not in KEYS), None)
+        odd = next((key for key in values if key not in ("state", "data")), None)
         if odd is not None:
-            raise UserError(f"there is no key `{odd}`; {nearest(odd, KEYS)}")
+            raise UserError(f"there is no key `{odd}`; {nearest(odd, ('state', 'data'))}")
         data = values.get("data")
         if not isinstance(data, dict) or "loader" not in data:
             raise UserError('`data.loader` is missing; write `[data]` and `loader = "folder"`, or another.')
@@ -63,7 +55,7 @@ def read_site(path: Path) -> SiteFile:
             raise UserError(f"`data.class_names` is {names!r}; give a list with a different name for each label.")
         if name in ("given", "sites"):
             raise UserError(f"`data.loader` is `{name}`, which reads no files; use `folder`, `npz` or another.")
-        odd = next((key for key in SHARED if key in options), None)
+        odd = next((key for key in ("crop", "flip") if key in options), None)
         if odd is not None:
             raise UserError(f"`data.{odd}` is set, which the experiment sets for all sites alike; leave it out.")
         for key, field in options_of(DATASETS[name]).items():
@@ -77,13 +69,7 @@ def read_site(path: Path) -> SiteFile:
 def load_data(site: SiteFile, experiment: Experiment, *, keep: bool = True) -> tuple[ClientData, ClientData]:
     """Return a site's training and test samples, as its experiment on the data set `sites` reads them.
 
-    Args:
-        site: describes the data.
-        experiment: declares the common properties of all sites' data.
-        keep: whether to cache the samples that were read in the site's `state`.
-
-    Raises:
-        UserError: its data cannot be read, or is not what the experiment declares.
+    The site's `state` gets a cache of what was read if asked to `keep` it.
     """
     declared: Dataset = DATASETS[experiment.dataset.name](**experiment.dataset.options)
     expected = declared.stand_ins()

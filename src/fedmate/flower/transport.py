@@ -55,13 +55,10 @@ class Transport(ABC):
 
 @final
 class GridTransport(Transport):
-    """Carries requests to Flower's nodes.
+    """Carries requests of a run, which has a token, to Flower's nodes.
 
-    Args:
-        grid: Flower's.
-        experiment: the token of the run.
-        patience: seconds to wait for nodes, and for the next answer; after that, missing clients are left out.
-        alive: in a simulation, whether it still runs. All clients are waited for there.
+    It waits `patience` seconds for nodes, and for the next answer; then missing clients are left out. In a simulation,
+    where `alive` tells whether it still runs, it waits for all clients.
     """
 
     def __init__(
