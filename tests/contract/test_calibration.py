@@ -150,4 +150,5 @@ def test_who_says_that_clients_hold_the_global_model_tells_the_truth(name: str) 
         for part in ("extractor", "classifier")
         for key, leaf in held[part].items()
     )
-    assert same == method.is_global
+    # Without BatchNorm FedBN is FedAvg, and warns.
+    assert same == (method.is_global or name == "fedbn")

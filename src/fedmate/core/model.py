@@ -93,8 +93,9 @@ class Model:
         # functional_call looks for tied weights only if told to: it takes time in every step.
         self._tied = len(list(network.named_parameters(remove_duplicate=False))) > len(self._initial["extractor"])
         self._autocast: torch.dtype | None = None
-        statistics = (layer.running_mean for layer in network.modules() if isinstance(layer, MaskedBatchNorm))
-        self._reads_batches = any(mean is None for mean in statistics)
+        norms = {name: layer for name, layer in network.named_modules() if isinstance(layer, MaskedBatchNorm)}
+        self.batch_norms = frozenset(norms)
+        self._reads_batches = any(layer.running_mean is None for layer in norms.values())
         self._is_small = self.extractor_size <= SMALL
         # A classifier of feature maps is a convolution, whose weights have as many axes more.
         self._spread = head.weight.dim() - 2 if isinstance(head, nn.Conv1d | nn.Conv2d) else 0

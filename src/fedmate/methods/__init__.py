@@ -11,6 +11,7 @@ METHODS: Registry[type[Method]] = Registry(
         "ditto": "fedmate.methods.ditto:Ditto",
         "fedavg": "fedmate.methods.fedavg:FedAvg",
         "fedbabu": "fedmate.methods.fedbabu:FedBABU",
+        "fedbn": "fedmate.methods.fedbn:FedBN",
         "fedfa": "fedmate.methods.fedfa:FedFA",
         "fedmate": "fedmate.methods.fedmate:FedMate",
         "fedmate_plus": "fedmate.methods.fedmate:FedMatePlus",
