@@ -84,7 +84,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pool(X, ["a", "b", "c"], X, Y), "`y` holds <U1 values; give whole numbers, or words in every part."),
     (lambda: Pool(X, ["a", "b", "c"], class_names=["a", "b"]), "`y` holds `c`, which is none of `class_names`; add"),
     (lambda: Pool(X, Y, X), "`test_x` and `test_y` belong together; give both, or neither."),
-    (lambda: Pool(X, Y, [[1.0]], [0]), "`test_x` has samples of shape [1], `x` of shape [2]; give"),
+    (
+        lambda: Pool(X, Y, [[1.0]], [0]),
+        "`test_x` has float64 samples of shape [1], `x` float64 samples of",
+    ),
     (lambda: Pool(X, Y, class_names=["a", "b"]), "`y` is 2 at [2], but labels are whole numbers from 0 to 1"),
     (lambda: Pool(X, [0, 0, 0]), "`y` has 1 classes; there must be 2 to 100,000."),
     (lambda: Sites([], test=(X, Y)), "`clients` is empty; give a pair `(x, y)` for each client."),

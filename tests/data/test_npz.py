@@ -123,7 +123,7 @@ def test_clients_are_numbered_in_the_order_of_their_names(
     [
         ({"train_x": TABLE[:5]}, "own.npz[train_x]` has the shape [5, 4], `"),
         ({"test_x": TABLE}, "has no `test_y`, but `train_x`, `train_y`, `test_x`"),
-        ({"test_x": TABLE[:, 1:], "test_y": LABELS}, "of shape [4], but float64 test samples of shape [3]"),
+        ({"test_x": TABLE[:, 1:], "test_y": LABELS}, "own.npz[test_x]` has float64 samples of shape [3], `"),
         ({"train_y": LABELS - 1}, "own.npz[train_y]` is -1 at [0], but labels are whole numbers from 0"),
         ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
         ({"class_names": ["a", "b"], "train_y": np.array([*"abbcbb"])}, "own.npz[train_y]` holds `c`, which is"),

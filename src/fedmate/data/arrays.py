@@ -21,8 +21,7 @@ from fedmate.data.dataset import (
     Samples,
     as_array,
     as_floats,
-    check_pair,
-    label_numbers,
+    pair_up,
 )
 from fedmate.data.files import FileDataset, own_path, read_arrays
 from fedmate.errors import UserError
@@ -141,16 +140,7 @@ def _gather(
     """Return copies of the samples of each part, and the class names; messages call them `PARTx` and `PARTy`."""
     inputs = {f"{part}x": as_floats(f"{part}x", x) for part, (x, _) in parts.items()}
     labels = {f"{part}y": as_array(f"{part}y", y) for part, (_, y) in parts.items()}
-    (first_name, first), *_ = inputs.items()
-    for (name, x), (y_name, y) in zip(inputs.items(), labels.items(), strict=True):
-        check_pair(name, x, y_name, y)
-        if x.shape[1:] != first.shape[1:]:
-            raise UserError(
-                f"`{name}` has samples of shape {list(x.shape[1:])}, `{first_name}` of shape {list(first.shape[1:])}; "
-                "give all samples one shape."
-            )
-    numbers, names = label_numbers(labels, class_names)
-    return [Samples(x, y) for x, y in zip(inputs.values(), numbers, strict=True)], names
+    return pair_up(inputs, labels, class_names)
 
 
 def fingerprint(data: Pool | Sites) -> str:

@@ -66,41 +66,26 @@ class Normalisation(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """A loaded data set.
+    """A loaded data set; without an official test split, the samples that no client holds are used."""
 
-    Attributes:
-        train: the samples that are split over clients.
-        test: the official test split; `None` if there is none: then the samples that no client holds are used.
-        class_names: one for each label.
-        normalisation: applied when a network reads samples.
-        clients: the natural client of each training sample, numbered from 0, if known.
-        notes: warnings for the user.
-        digest: of the content, if it is known already.
-        client_names: the names of the natural clients.
-    """
-
-    train: Samples
+    train: Samples  # the samples that are split over clients
     test: Samples | None
-    class_names: tuple[str, ...]
-    normalisation: Normalisation = Normalisation()
-    clients: NDArray[np.int64] | None = None
-    notes: tuple[str, ...] = ()
-    digest: str | None = None
-    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...]  # one for each label
+    normalisation: Normalisation = Normalisation()  # applied when a network reads samples
+    clients: NDArray[np.int64] | None = None  # the natural client of each training sample, numbered from 0, if known
+    notes: tuple[str, ...] = ()  # warnings for the user
+    digest: str | None = None  # of the content, if it is known already
+    client_names: tuple[str, ...] = ()  # of the natural clients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
     """A data set; its fields are its options."""
 
-    citation: ClassVar[str] = ""
-    """The publication to cite: a key of data/citations.bib, or an entry of BibTeX."""
-
-    downloads: ClassVar[tuple[RemoteFile, ...]] = ()
-    """The files that `fedmate data NAME` downloads."""
-
+    citation: ClassVar[str] = ""  # the publication: a key of data/citations.bib, or an entry of BibTeX
+    downloads: ClassVar[tuple[RemoteFile, ...]] = ()  # the files that `fedmate data NAME` downloads
+    # How to get the data set by hand, step by step; `{folder}` stands for the folder of data sets.
     instructions: ClassVar[tuple[str, ...]] = ()
-    """How to get the data set by hand, step by step; `{folder}` stands for the folder of data sets."""
 
     def __post_init__(self) -> None:
         """Refuse options outside their limits."""
@@ -205,38 +190,42 @@ def as_floats(name: str, values: ArrayLike) -> NDArray[Any]:
     return np.array(numbers, np.float64 if is_double else np.float32, order="C")
 
 
-def check_pair(x_name: str, x: NDArray[Any], y_name: str, y: NDArray[Any]) -> None:
-    """Raise `UserError` unless samples have an axis of their own, and one label each; messages call them by name."""
-    if x.ndim < 2 or not x.size or y.shape != x.shape[:1]:
-        raise UserError(
-            f"`{x_name}` has the shape {list(x.shape)}, `{y_name}` {list(y.shape)}; give [samples, ...] and one label "
-            "for each sample, at least one."
-        )
+def pair_up(
+    inputs: Mapping[str, NDArray[Any]],
+    labels: Mapping[str, NDArray[Any]],
+    class_names: Sequence[Any] | None,
+    called: str = "class_names",
+) -> tuple[list[Samples], tuple[str, ...]]:
+    """Return the samples of some parts, with labels as numbers, and the names of the classes, or raise `UserError`.
 
-
-def label_numbers(
-    parts: Mapping[str, NDArray[Any]], class_names: Sequence[Any] | None, called: str = "class_names"
-) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Return labels, whole numbers from 0 or words, as numbers, and the names of the classes.
-
-    If `class_names` are left out, these are the numbers, or the words in alphabetical order. Messages call the labels
-    by the keys of `parts`, and `class_names` as `called` says.
+    Labels are numbers from 0 or words; in their order they name the classes if `class_names` are left out. Messages
+    call arrays by their keys, and `class_names` as `called` says.
     """
+    first_name, first = next(iter(inputs.items()))
+    for (x_name, x), (y_name, y) in zip(inputs.items(), labels.items(), strict=True):
+        if x.ndim < 2 or not x.size or y.shape != x.shape[:1]:
+            raise UserError(
+                f"`{x_name}` has the shape {list(x.shape)}, `{y_name}` {list(y.shape)}; give [samples, ...] and one "
+                "label for each sample, at least one."
+            )
+        if (x.dtype == np.uint8, x.shape[1:]) != (first.dtype == np.uint8, first.shape[1:]):
+            raise UserError(
+                f"`{x_name}` has {x.dtype} samples of shape {list(x.shape[1:])}, `{first_name}` {first.dtype} samples "
+                f"of shape {list(first.shape[1:])}; give all one type and shape."
+            )
     names = () if class_names is None else tuple(map(str, class_names))
-    if all(labels.dtype.kind == "U" for labels in parts.values()):
-        words = {name: labels.tolist() for name, labels in parts.items()}
-        names = names or tuple(sorted({word for values in words.values() for word in values}))
-        numbers = {word: number for number, word in enumerate(names)}
-        for name, values in words.items():
-            unknown = next((word for word in values if word not in numbers), None)
-            if unknown is not None:
-                raise UserError(f"`{name}` holds `{unknown}`, which is none of `class_names`; add it.")
-        found = [np.array([numbers[word] for word in values], dtype=np.int64) for values in words.values()]
+    if all(y.dtype.kind == "U" for y in labels.values()):
+        names = names or tuple(sorted({word for y in labels.values() for word in y.tolist()}))
+        places = {word: place for place, word in enumerate(names)}
+        unknown = [(y_name, word) for y_name, y in labels.items() for word in y.tolist() if word not in places]
+        if unknown:
+            raise UserError(f"`{unknown[0][0]}` holds `{unknown[0][1]}`, which is none of `class_names`; add it.")
+        numbers = [np.array([places[word] for word in y.tolist()], dtype=np.int64) for y in labels.values()]
     else:
-        found = [check_labels(name, labels, len(names) or MOST_CLASSES) for name, labels in parts.items()]
-        names = names or tuple(map(str, range(1 + max(int(labels.max()) for labels in found))))
-    check_names(next(iter(parts)) if class_names is None else called, names)
-    return found, names
+        numbers = [check_labels(y_name, y, len(names) or MOST_CLASSES) for y_name, y in labels.items()]
+        names = names or tuple(map(str, range(1 + max(int(y.max()) for y in numbers))))
+    check_names(next(iter(labels)) if class_names is None else called, names)
+    return [Samples(x, y) for x, y in zip(inputs.values(), numbers, strict=True)], names
 
 
 def check_labels(name: str, labels: NDArray[Any], num_classes: int) -> NDArray[np.int64]:

@@ -28,11 +28,10 @@ from fedmate.data.dataset import (
     Samples,
     as_floats,
     as_numbers,
-    check_pair,
     content_digest,
     crop_option,
     flip_option,
-    label_numbers,
+    pair_up,
 )
 from fedmate.data.sources import expand, files_in, read_numpy, user_folder
 from fedmate.errors import UserError
@@ -187,20 +186,13 @@ def read_arrays(path: Path, class_names: Sequence[str] | None = None) -> Arrays:
     if lacking is not None:
         held = ", ".join(f"`{name}`" for name in arrays if name) or "no named array"
         raise UserError(f"`{path}` has no `{lacking}`, but {held}; write {', '.join(f'`{name}`' for name in wanted)}.")
-    for part in parts:
-        check_pair(f"{path}[{part}_x]", arrays[f"{part}_x"], f"{path}[{part}_y]", arrays[f"{part}_y"])
-    inputs = [_as_samples(f"{path}[{part}_x]", arrays[f"{part}_x"]) for part in parts]
-    forms = [(x.dtype == np.uint8, x.shape[1:]) for x in inputs]
-    if forms[0] != forms[-1]:
-        raise UserError(
-            f"`{path}` has {inputs[0].dtype} training samples of shape {list(inputs[0].shape[1:])}, but "
-            f"{inputs[1].dtype} test samples of shape {list(inputs[1].shape[1:])}; give both one type and shape."
-        )
     if class_names is None and "class_names" in arrays:
         class_names = arrays["class_names"].ravel().tolist()
-    given = {f"{path}[{part}_y]": arrays[f"{part}_y"] for part in parts}
-    labels, names = label_numbers(given, class_names, f"{path}[class_names]")
-    train, *test = (Samples(x, y) for x, y in zip(inputs, labels, strict=True))
+    inputs, labels = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
+    for part in parts:
+        name = f"{path}[{part}_x]"
+        inputs[name], labels[f"{path}[{part}_y]"] = _as_samples(name, arrays[f"{part}_x"]), arrays[f"{part}_y"]
+    (train, *test), names = pair_up(inputs, labels, class_names, f"{path}[class_names]")
     found = Arrays(train, test[0] if test else None, names)
     owners = arrays.get("train_client")
     return found if owners is None else _with_clients(found, f"{path}[train_client]", owners)

@@ -22,21 +22,13 @@ DOMINANT = 3
 
 
 class PartitionInput(NamedTuple):
-    """The labelled samples that a partition splits.
+    """The labelled samples that a partition splits."""
 
-    Attributes:
-        labels: of the samples, `[samples]`.
-        num_classes: how many classes there are.
-        rng: the source of randomness.
-        groups: groups of dominant classes, if the data set has them.
-        clients: the natural client of each sample, numbered from 0, if known.
-    """
-
-    labels: Indices
+    labels: Indices  # `[samples]`
     num_classes: int
     rng: np.random.Generator
-    groups: tuple[tuple[int, ...], ...] = ()
-    clients: Indices | None = None
+    groups: tuple[tuple[int, ...], ...] = ()  # of dominant classes, if the data set has them
+    clients: Indices | None = None  # the natural client of each sample, numbered from 0, if known
 
     def by_class(self) -> list[Indices]:
         """Return the samples of each class in ascending order."""
