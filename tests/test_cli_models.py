@@ -13,7 +13,7 @@ from tests.test_cli import Fedmate, refuse
 
 import fedmate
 from fedmate.data.mnist import Digits
-from fedmate.experiment.priors import Calibration
+from fedmate.experiment.predict import Calibration
 
 PIXELS = Digits().load(Path()).train.x[:4]
 
@@ -95,7 +95,7 @@ def test_a_prior_is_chosen(fedmate_: Fedmate, model: Path, prior: str | None) ->
         ("predict x.npy x.npy", "`x.npy` is no model that fedmate reads; give a `.safetensors` file of `export`."),
         ("predict foreign.safetensors x.npy", "`foreign.safetensors` cannot be used: it is not a file of fedmate's"),
         ("predict model.safetensors none.csv", "`none.csv` does not exist"),
-        ("predict model.safetensors x.npy --prior own", "the model is not calibrated"),
+        ("predict model.safetensors x.npy --prior own", "`--prior` is given, but the model is not calibrated"),
         ("predict model.safetensors x.npy --to answers.txt", "`--to` is `answers.txt`, but predictions are CSV"),
     ],
 )

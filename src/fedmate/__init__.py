@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedmate.api import compare, export, load, predict, run
     from fedmate.data.arrays import Pool, Sites
     from fedmate.errors import DivergedError, FedmateError, NoteWarning, UserError
-    from fedmate.experiment.adapt import Adaptation, adapt
+    from fedmate.experiment.export import Adaptation, adapt
     from fedmate.experiment.predict import PortableModel, Predictions, load_model
     from fedmate.experiment.record import Record
 
@@ -49,7 +49,7 @@ _PLACES = {
         "api": "compare export load predict run",
         "data.arrays": "Pool Sites",
         "errors": "DivergedError FedmateError NoteWarning UserError",
-        "experiment.adapt": "Adaptation adapt",
+        "experiment.export": "Adaptation adapt",
         "experiment.predict": "PortableModel Predictions load_model",
         "experiment.record": "Record",
     }.items()

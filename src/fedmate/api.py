@@ -16,9 +16,8 @@ from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.inputs import UserInputs
-from fedmate.experiment.predict import PortableModel, Predictions, check_target, load_model
+from fedmate.experiment.predict import PortableModel, Predictions, Prior, check_target, load_model
 from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
-from fedmate.experiment.priors import Prior
 from fedmate.experiment.record import Record, runs_of
 from fedmate.progress import RunProgress
 

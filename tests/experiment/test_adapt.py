@@ -23,11 +23,11 @@ from fedmate.core import Augmentation, flatten
 from fedmate.data import DATASETS, Normalisation
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.adapt import read_client
 from fedmate.experiment.build import Signature, build
 from fedmate.experiment.checkpoint import Restored
 from fedmate.experiment.config import load_file, resolve
-from fedmate.experiment.priors import Calibration
+from fedmate.experiment.predict import Calibration
+from fedmate.experiment.sample_files import read_client
 
 # Samples of an unseen client.
 
@@ -62,23 +62,24 @@ WAYS: dict[str, Callable[[Path], Pool | Path]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_same_samples(tmp_path: Path, way: str) -> None:
-    found, expected = read_client(WAYS[way](tmp_path), SIGNATURE, 3), read_client(Pool(X, Y), SIGNATURE, 3)
-    assert found.held_back
-    for part, other in ((found.train, expected.train), (found.test, expected.test)):
+    *found, is_held_back = read_client(WAYS[way](tmp_path), SIGNATURE, 3)
+    *expected, _ = read_client(Pool(X, Y), SIGNATURE, 3)
+    assert is_held_back
+    for part, other in zip(found, expected, strict=True):
         assert np.array_equal(part.x, other.x)
         assert np.array_equal(part.y, other.y)
         assert part.x.shape[1:] == (2, 3)
-    assert not np.array_equal(read_client(Pool(X, Y), SIGNATURE, 4).test.x, expected.test.x)
+    assert not np.array_equal(read_client(Pool(X, Y), SIGNATURE, 4)[1].x, expected[1].x)
 
 
 def test_a_test_part_is_used_as_it_is(tmp_path: Path) -> None:
     test_x, test_y = X[:4] + 0.5, Y[:4]
     data = write_npz(tmp_path / "b.npz", x=X, y=Y, test_x=test_x.reshape(4, 6), test_y=NAMES[:4])
-    found = read_client(data, SIGNATURE, 0)
-    assert not found.held_back
-    np.testing.assert_array_equal(found.train.x, X)
-    np.testing.assert_array_equal(found.test.x, test_x)
-    assert (found.train.y.tolist(), found.test.y.tolist()) == (Y.tolist(), test_y.tolist())
+    train, test, is_held_back = read_client(data, SIGNATURE, 0)
+    assert not is_held_back
+    np.testing.assert_array_equal(train.x, X)
+    np.testing.assert_array_equal(test.x, test_x)
+    assert (train.y.tolist(), test.y.tolist()) == (Y.tolist(), test_y.tolist())
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 5))
@@ -91,8 +92,7 @@ def test_a_fifth_of_each_class_is_held_back_as_nearly_as_can_be(labels: list[int
         with pytest.raises(UserError, match=r"^`data` has too few samples to hold some back"):
             read_client(pool, signature, seed)
         return
-    found = read_client(pool, signature, seed)
-    held, kept = (Counter(part.y.tolist()) for part in (found.test, found.train))
+    kept, held = (Counter(part.y.tolist()) for part in read_client(pool, signature, seed)[:2])
     assert held + kept == counts
     assert abs(held.total() - enough / 5) <= 0.6
     for k, count in counts.items():
@@ -105,6 +105,8 @@ WRONG: dict[str, tuple[Callable[[Path], Pool | Path], str]] = {
     "no labels": (lambda f: write_npz(f / "n.npz", train_x=X), "n.npz` has no `train_y`; give `train_x` and"),
     "few labels": (lambda f: write_npz(f / "n.npz", x=X, y=Y[:9]), "n.npz:y` has 9 labels for 10 samples; give"),
     "no column": (lambda f: write_csv(f / "n.csv", [*"abcdefg"], [*ROW, 0]), "n.csv` needs exactly one column called"),
+    "empty": (lambda f: write_csv(f / "n.csv"), "n.csv` is empty; write a row of numbers for each sample."),
+    "short row": (lambda f: write_csv(f / "n.csv", [*ROW, 0], ROW), "n.csv` has 6 cells in row 2, but 7 in row 1; "),
     "another file": (lambda f: f / "n.xlsx", "n.xlsx` is not a file of samples; give an `.npz` or `.csv` file."),
     "a pool": (lambda f: Pool(X, Y + 1), "y` has the label 3, which is no class of the run"),
     "another name": (lambda f: write_npz(f / "n.npz", x=X[:2], y=["ant", "bees"]), "`bees`, which is no class of the"),

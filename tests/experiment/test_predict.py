@@ -120,6 +120,7 @@ def test_predictions_as_csv() -> None:
     ("x", "found"),
     [
         (np.zeros((5, 8, 7)), "`x` has the shape [5, 8, 7]; give [samples, 1, 8, 8] or [samples, 64]."),
+        (np.zeros((5, 65)), "`x` has the shape [5, 65]; give [samples, 1, 8, 8] or [samples, 64], without labels."),
         (np.zeros((0, 64)), "`x` holds no sample; "),
         (np.full((2, 64), np.nan), "`x` is nan at [0, 0]; "),
         (np.full((1, 64), 1e300), "`x` makes the network overflow at sample 0; "),

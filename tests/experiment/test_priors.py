@@ -24,8 +24,7 @@ from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, build
 from fedmate.experiment.config import stored_experiment
 from fedmate.experiment.inputs import ClientSplit, structure
-from fedmate.experiment.predict import PortableModel, load_model
-from fedmate.experiment.priors import NO_CALIBRATION, Calibration
+from fedmate.experiment.predict import Calibration, PortableModel, load_model
 
 SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")
 SHARES = (0.75, 0.25, 0.0)
@@ -54,7 +53,7 @@ def softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 def test_uniform_leaves_answers_as_they_are() -> None:
-    plain, found = make(NO_CALIBRATION).predict(X), make().predict(X, " uniform\n")
+    plain, found = make(Calibration()).predict(X), make().predict(X, " uniform\n")
     assert np.array_equal(found.probabilities, plain.probabilities)
     assert found.prior is not None
     assert found.prior.tolist() == [1 / 3] * 3
@@ -113,12 +112,13 @@ def test_another_weight_than_one_answers_for_own_and_uniform() -> None:
 @pytest.mark.parametrize(
     ("calibration", "prior", "found"),
     [
-        (OWN, "unifrom", "is `unifrom`, neither a word nor numbers with commas between; did you mean `uniform`"),
+        (OWN, "unifrom", "is `unifrom`, neither a word nor finite numbers with commas between; did you mean `uniform`"),
         (OWN, [[1, 2, 3]], "has the shape [1, 3] for 3 classes; "),
         (OWN, [1, -0.5, 1], "is [1.0, -0.5, 1.0]; give numbers of 0 or more, at least one above 0."),
         (OWN, [1, np.nan, 1], "is nan at [1]; "),
+        (OWN, "1,nan,1", "is `1,nan,1`, neither a word nor finite numbers"),
         (Calibration(1.0), "own", "a global model belongs to no client"),
-        (NO_CALIBRATION, [1, 1, 1], "the model is not calibrated"),
+        (Calibration(), [1, 1, 1], "the model is not calibrated"),
         (Calibration(0.5, SHARES), "estimated", "calibrated with 0.5, not 1"),
     ],
 )
@@ -212,4 +212,4 @@ def test_own_prior_with_a_common_model(tmp_path: Path) -> None:
     assert fedmate.export(folder, client=1).calibration == Calibration(1.0, tuple(held / held.sum()))
     images, labels = load_digits(return_X_y=True)
     found = fedmate.adapt(folder, Pool(images[:40], labels[:40], images[800:900], labels[800:900]))
-    assert found.model.calibration == NO_CALIBRATION
+    assert found.model.calibration == Calibration()

@@ -49,12 +49,14 @@ def test_labels_are_in_a_column(tmp_path: Path, case: str) -> None:
 WRONG_CSV: dict[str, tuple[bytes, str]] = {
     "a word below a header": (b"a,b\n1,2\n3,x\n", "has `x` in row 3, column 2; "),
     "infinite": (b"1,1e999\n", "has `1e999` in row 1, column 2; "),
-    "short row": (b"1,2\n3\n", "has `` in row 2, column 2; "),
-    "long row": (b"a,b\n3,4,5\n", "is not a CSV table (Error tokenizing data. C error: Expected 2 fields in line 2"),
+    "empty": (b"", "is empty; write a row of numbers for each sample."),
+    "short row": (b"1,2\n\n3\n", "has 1 cell in row 3, but 2 in row 1; give all rows the same number of cells."),
+    "long row": (b"a,b\n3,4,5\n", "has 3 cells in row 2, but 2 in row 1; "),
+    "labels": (b"a,label\n3,4\n", "has the column `label` in row 1, column 2, but `predict` reads samples only; "),
     "semicolons": (b"1;2\n3;4\n", "has ';' between its cells; write commas, and decimal points in numbers."),
     "one row with semicolons": (b"1.5;2.5\n", "has ';' between its cells; write commas, and"),
     "tabs": (b"1\t2\n", "has '\\t' between its cells; "),
-    "header only": (b"a,b\n", "holds no sample; "),
+    "header only": (b"a,b\n", "holds no sample, only the header in row 1; "),
     "binary": (b"\x93NUMPY\xff\xfe", "is not a CSV table"),
 }
 

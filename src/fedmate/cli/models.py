@@ -75,7 +75,7 @@ def adapt(
     ] = None,
 ) -> None:
     """Let an unseen client adapt a run's model, and test it before and after."""
-    from fedmate.experiment.adapt import adapt
+    from fedmate.experiment.export import adapt
     from fedmate.report.tables import adapted, samples_by_class, show
 
     found, console = adapt(folder, data, to=to), make_console()

@@ -1,23 +1,31 @@
-"""From a run's folder to one exported model."""
+"""From a run's folder to one model: exported as it is, or adapted by an unseen client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
+from torch import nn
 
 from fedmate import __version__
-from fedmate.backends.base import one_thread
-from fedmate.core import Method, Tree, fold, unmapped
+from fedmate.backends.base import View, initial_held_out_client, one_thread, welcome
+from fedmate.backends.client import accuracies, adapt_client
+from fedmate.core import ClientData, Method, Tree, fold, unmapped
+from fedmate.data import Samples
+from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, build
 from fedmate.experiment.checkpoint import Restored, read_steadily
-from fedmate.experiment.inputs import NO_INPUTS, UserInputs, split_samples
-from fedmate.experiment.predict import PortableModel
-from fedmate.experiment.priors import Calibration
-from fedmate.experiment.record import Record
+from fedmate.experiment.evaluate import evaluate_view, label_distribution
+from fedmate.experiment.inputs import NO_INPUTS, UserInputs, ready, split_samples
+from fedmate.experiment.predict import Calibration, PortableModel, check_target
+from fedmate.experiment.record import TESTS, Record
+from fedmate.experiment.sample_files import read_client
 from fedmate.experiment.sections import Experiment
 
 
@@ -31,25 +39,19 @@ class TrainedRun(NamedTuple):
 
 
 def export_model(folder: Path, client: int | None, given: UserInputs = NO_INPUTS) -> PortableModel:
-    """Return a client's model as it is after the next broadcast, the view `pre`, or the global one.
+    """Return a client's model as it is after the next broadcast, the view `pre`, or the global one for `None`.
 
-    Args:
-        folder: of the run.
-        client: its number; the global model if `None`.
-        given: what the run took from Python: its network, and its data if the method trains once more before use, or
-            if a calibrated run is not finished.
-
-    Raises:
-        UserError: there is no such model.
+    `given` is what the run took from Python: its network, and its data if the method trains once more before use, or if
+    a calibrated run is not finished.
     """
 
     def export() -> PortableModel:
         restored = Restored(folder, given.module)
         given.check(restored.experiment)
-        run = trained_run(restored)
+        run = _trained_run(restored)
         with torch.no_grad(), one_thread(), unmapped():
             if client is None:
-                return describe(run, global_params(restored), "global")
+                return describe(run, _global_params(restored), "global")
             params = _personal_params(restored, client, given)
             counts = _class_counts(restored, client, given) if _tau(restored.method, client) else None
             return describe(run, params, client, counts)
@@ -61,11 +63,7 @@ def export_model(folder: Path, client: int | None, given: UserInputs = NO_INPUTS
 def describe(run: TrainedRun, params: Tree, client: int | str, counts: Sequence[int] | None = None) -> PortableModel:
     """Put the parameters of a run's model together with everything their use needs.
 
-    Args:
-        run: where they come from.
-        params: a model of its method.
-        client: the owner: a number, `global` or `newcomer`.
-        counts: that client's training samples per class.
+    Its owner, `client`, is a number, `global` or `newcomer`, and has `counts` training samples per class.
     """
     experiment, method = run.experiment, run.method
     origin = {
@@ -86,8 +84,7 @@ def describe(run: TrainedRun, params: Tree, client: int | str, counts: Sequence[
     return PortableModel(model.to_module(params), run.signature, architecture, origin, Calibration(tau, shares))
 
 
-def trained_run(restored: Restored) -> TrainedRun:
-    """Return a run read from its folder, or raise `UserError` if it has no round behind it."""
+def _trained_run(restored: Restored) -> TrainedRun:
     if restored.round:
         return TrainedRun(restored.experiment, restored.method, restored.signature, restored.round)
     folder = restored.folder
@@ -98,8 +95,7 @@ def trained_run(restored: Restored) -> TrainedRun:
     )
 
 
-def global_params(restored: Restored) -> Tree:
-    """Return the aggregated model, or raise `UserError` if there is none."""
+def _global_params(restored: Restored) -> Tree:
     model, params = restored.method.setup.model, restored.method.global_params(restored.server)
     name = restored.experiment.method.name
     if params is None:
@@ -128,7 +124,6 @@ def _personal_params(restored: Restored, client: int, given: UserInputs) -> Tree
 
 
 def _tau(method: Method, client: int | str) -> float:
-    """Return the weight of a model's prior calibration, 0 without; `client` as in `describe`."""
     return method.setup.objective.prior_weight(client == "global" or (method.is_global and client != "newcomer"))
 
 
@@ -146,3 +141,113 @@ def _class_counts(restored: Restored, client: int, given: UserInputs) -> list[in
             "shares are unknown; put the old files back."
         )
     return [int(count) for count in split.class_counts()[client]]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Adaptation:
+    """The result of adapting.
+
+    Attributes:
+        model: the adapted model, or the one received if training diverged.
+        accuracy: in percent, by model (`before` and `after` adapting, and `global`, the aggregated one, where there is
+            one) and test (`balanced`, `own`); `None` if the test part has no sample that counts.
+        samples: their number, by part (`train`, `test`) and the name of each class that occurs.
+        diverged: whether training diverged.
+        notes: warnings for the user.
+    """
+
+    model: PortableModel
+    accuracy: Mapping[str, Mapping[str, float | None]]
+    samples: Mapping[str, Mapping[str, int]]
+    diverged: bool
+    notes: tuple[str, ...]
+
+
+def adapt(
+    folder: str | Path, data: Pool | str | Path, *, to: str | Path | None = None, model: nn.Module | None = None
+) -> Adaptation:
+    """Let an unseen client adapt a run's model, as `fedmate adapt` does.
+
+    It receives the broadcast, trains once on its own samples, and is tested before and after that. It is held-out
+    client 0 after the last round: on the same samples this gives the figures of `holdout_clients`.
+
+    Args:
+        folder: the run's; it may be going on.
+        data: the client's samples, before they are normalised: a `Pool`, or the path of an `.npz` file (`train_x`,
+            `train_y`) or a `.csv` file (a row per sample, its class in the column `label`). Labels are the run's
+            numbers or names of classes. Without a test part (`test_x`, `test_y`) a fifth of the samples is held back.
+        to: a new file for the adapted model, `.safetensors` or `.pt2`.
+        model: the network of a run on your own.
+
+    Raises:
+        UserError: something does not fit; nothing was written.
+
+    Example:
+        >>> import fedmate, tempfile
+        >>> few = {"rounds": 1, "partition.clients": 2}
+        >>> record = fedmate.run(method="fedavg", set=few, out=tempfile.mkdtemp() + "/run")
+        >>> found = adapt(record.folder, Pool([[0.0] * 64, [16.0] * 64] * 5, [3, 8] * 5))
+        >>> found.samples
+        {'train': {'3': 4, '8': 4}, 'test': {'3': 1, '8': 1}}
+        >>> found.model.origin["client"], sorted(found.accuracy["after"])
+        ('newcomer', ['balanced', 'own'])
+    """
+    if to is not None:
+        check_target(Path(to))
+    data = data if isinstance(data, Pool) else Path(data)
+    restored = read_steadily(Path(folder), lambda: Restored(Path(folder), model))
+    run, method, key = _trained_run(restored), restored.method, restored.key
+    # In the run's precision, as its clients read theirs.
+    *raw, is_held_back = read_client(data, restored.signature, restored.experiment.general.seed)
+    raw = [Samples(part.x.astype(np.float64), part.y) for part in raw]
+    train, test = (ready(restored.experiment, restored.signature.normalisation, part) for part in raw)
+    with torch.no_grad(), one_thread(), unmapped():
+        round_key = fold(key, "newcomer round", restored.round - 1, 0)
+        download = welcome(method, restored.server, key.device)
+        client_state = initial_held_out_client(method, key, 0)
+        before, after, valid = adapt_client(method, client_state, download, train, round_key)
+        models = {"before": (before, method.is_global), "after": (after, False)}
+        # Some methods have no global model, and private statistics belong to none.
+        with suppress(UserError):
+            models["global"] = (_global_params(restored), True)
+        labels, accuracy = label_distribution(method.setup, [train]), {}
+        for name, (params, is_global) in models.items():
+            found = accuracies(method, params, train, test, is_global)
+            figures = evaluate_view(View((0,), found[None]), labels)
+            accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
+        held, tested = (method.setup.class_counts(part).tolist() for part in (train, test))
+        adapted = describe(run, after, "newcomer", held)
+    if to is not None:
+        adapted.save(to)
+    notes = _notes(train, test, is_held_back, accuracy, bool(valid))
+    if sum(map(bool, held)) == 1:
+        notes.append("the client holds one class and the model knows it, so `own` is 100 % for any model.")
+    rows = [row for row in zip(restored.signature.class_names, held, tested, strict=True) if row[1] or row[2]]
+    samples = {"train": {name: count for name, count, _ in rows}, "test": {name: count for name, _, count in rows}}
+    return Adaptation(adapted, accuracy, samples, not valid, tuple(notes))
+
+
+def _notes(
+    train: ClientData,
+    test: ClientData,
+    is_held_back: bool,
+    accuracy: Mapping[str, Mapping[str, float | None]],
+    is_valid: bool,
+) -> list[str]:
+    notes = list[str]()
+    if is_held_back:
+        notes.append(
+            f"there is no test part: {len(test.y)} of {len(test.y) + len(train.y)} samples are held back for it."
+        )
+    if not is_valid:
+        notes.append("training diverged (not finite): the client keeps the model it received.")
+    own = {view: figures["own"] for view, figures in accuracy.items() if figures["own"] is not None}
+    best = max(own, key=lambda view: own[view], default="after")
+    # By more than rounding.
+    if own and own[best] > own["after"] + 1e-9:
+        notes.append(
+            f"the model `{best}` is better than the adapted one on the {len(test.y)} test samples: own {own[best]:.2f} "
+            f"% against {own['after']:.2f} %."
+        )
+    return notes
