@@ -37,7 +37,7 @@ def test_a_search_prints_its_trials_and_saves_the_best(fedmate_: Fedmate, tmp_pa
     folder = tmp_path / "tuned" / "fedrep-mnist"
     assert {path.name for path in folder.iterdir()} >= {"best.toml", "records", "runs", "trials.csv"}
     best = max(float(found[1]) for found in scores if found)
-    assert f": {best:.2f} % on validation samples," in (folder / "best.toml").read_text()
+    assert f", {best:.2f}; trial 0, " in (folder / "best.toml").read_text()
     again = fedmate_(*words)
     assert again.status == 0
     assert again.out.splitlines()[-8:] == lines[-8:]

@@ -22,7 +22,7 @@ from fedmate.methods import METHODS
 from fedmate.studies import tuning
 from fedmate.studies.records import Records, RunSummary
 from fedmate.studies.run import Work
-from fedmate.studies.tuning import RANGES, Search, Trial, command, ranked, run_trials, save, space_of, spread
+from fedmate.studies.tuning import RANGES, Search, Trial, ranked, run_trials, save, space_of, spread
 
 SETTINGS = (
     *("rounds=1", "validation_per_class=5", "backend=sequential", "training.epochs=2"),
@@ -177,4 +177,4 @@ def test_the_best_is_saved_as_a_table_and_an_experiment(done: Done, data: Path, 
     assert again == search.with_settings(best.settings)
     assert search.with_settings(trials[0].settings) == search.experiment
     about = (tmp_path / "best.toml").read_text()
-    assert f"# Trial {best.number} of `{command(search)}`: {best.score:.2f} % on validation samples," in about
+    assert about.startswith(f"# {search.describe()}\n# Best: trial {best.number}, {best.score:.2f}; trial 0, ")

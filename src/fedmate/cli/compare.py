@@ -18,24 +18,9 @@ if TYPE_CHECKING:
     from fedmate.studies.records import Records
     from fedmate.studies.study import Choice, Study
 
-HELP = """\
-A study is a TOML file: methods x settings x seeds. The smallest one:
-
-    [settings.skewed]
-    partition.share = 10
-
-    [methods.fedavg]
-    method.name = "fedavg"
-
-    [methods.fedrep]
-    method.name = "fedrep"
-
-Run it with `fedmate compare mine.toml --seeds 3`. The studies of the FedMate paper are in `paper/` of the repository;
-docs/reproduce.md explains both."""
-
 
 def compare(
-    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", help="The study; omit it for help.")] = None,
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study; docs/reproduce.md has an example.")],
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds, from 0.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at once: worth it on a GPU.")] = 1,
     only: Annotated[
@@ -52,17 +37,13 @@ def compare(
 ) -> None:
     """Run methods x settings x seeds, and make tables and plots of the results.
 
-    Finished runs are never run again: the same command continues a study that was stopped. Several processes and
-    machines may share the folder.
+    A study is a TOML file with tables `[settings.KEY]` and `[methods.KEY]`. Finished runs are never run again: the same
+    command continues a study that was stopped. Several processes and machines may share the folder.
     """
-    console = make_console()
-    if study is None:
-        console.out(HELP, highlight=False)
-        return
     from fedmate.studies.records import Records
     from fedmate.studies.study import Choice, load_study
 
-    loaded, choice = load_study(study), Choice(seeds, tuned, quick, tuple(only or ()))
+    console, loaded, choice = make_console(), load_study(study), Choice(seeds, tuned, quick, tuple(only or ()))
     loaded.check_patterns(choice.only)
     if any(place.is_file() for place in (out, *out.parents)):
         raise UserError(f"`--out` is `{out}`, which is or lies in a file; name a folder.")

@@ -266,7 +266,10 @@ def summarise(record: Record) -> RunSummary:
         "class_names": partition["classes"],
         "data_sha256": partition["data_sha256"],
         "method_sha256": source_digest(config["method"]["name"]),
-        "curve": [_point(row) for row in metrics],
+        "curve": [
+            {"round": row["round"], "seconds": rounded(row["seconds"]), "accuracy": _means(row["accuracy"])}
+            for row in metrics
+        ],
         "losses": {way: _losses(record.rounds, f"loss_{way}") for way in ("before", "after")},
     }
     return RunSummary(content)
@@ -284,11 +287,12 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def _point(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an evaluated round: the accuracies of every view, and the seconds until then."""
-    views = {view: figures for view, figures in row["accuracy"].items() if figures is not None}
-    accuracy = {view: {test: f[test]["mean"] for test in TESTS} for view, f in views.items()}
-    return {"round": row["round"], **rounded({"seconds": row["seconds"], "accuracy": accuracy})}
+def _means(accuracy: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    return {
+        view: {test: rounded(figures[test]["mean"]) for test in TESTS}
+        for view, figures in accuracy.items()
+        if figures is not None
+    }
 
 
 def _losses(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:

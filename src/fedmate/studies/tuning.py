@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import shlex
 import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from fedmate.experiment.run import initial_server
 from fedmate.experiment.sections import Experiment, Values
 from fedmate.methods import METHODS
 from fedmate.report.tables import Table, to_csv
-from fedmate.studies.records import Records, command_of
+from fedmate.studies.records import Records
 from fedmate.studies.run import Watcher, Work, run_all
 from fedmate.studies.study import StudyMethod, StudyRun, StudySetting
 
@@ -171,7 +170,8 @@ class Search:
     def with_settings(self, settings: Mapping[str, float | None], *further: ConfigSource) -> Experiment:
         """Return the experiment with other settings."""
         own = ConfigSource("the experiment", tomllib.loads(self.experiment.to_toml()))
-        return resolve([own, _nested(settings), *further])
+        chosen = nest("the trial", [(key, NONE if value is None else value) for key, value in settings.items()])
+        return resolve([own, chosen, *further])
 
     def runs(self, number: int, settings: Mapping[str, float | None]) -> list[StudyRun]:
         """Return the runs of a trial, each evaluated once, at its end, on validation samples."""
@@ -224,10 +224,6 @@ def views_of(experiment: Experiment, inputs: UserInputs) -> list[str]:
         *("pre", "post", *["global"] * (method.global_params(server) is not None)),
         *method.extra_views(built.backend.clients[0], message, data, key),
     ]
-
-
-def _nested(settings: Mapping[str, float | None]) -> ConfigSource:
-    return nest("the trial", [(key, NONE if value is None else value) for key, value in settings.items()])
 
 
 # -------------------- trials
@@ -296,27 +292,11 @@ def table_of(search: Search, trials: Sequence[Trial]) -> Table:
 def save(search: Search, trials: Sequence[Trial], folder: Path) -> None:
     """Write `trials.csv`, and the best experiment as `best.toml`."""
     best, first = ranked(trials)[0], trials[0]
-    about = (
-        f"# Trial {best.number} of `{command(search)}`: {_percent(best.score)} % on validation samples,\n"
-        f"# {_percent(first.score)} with the settings of the experiment itself.\n"
-    )
+    scores = f"trial {best.number}, {_percent(best.score)}; trial 0, {_percent(first.score)}"
+    about = f"# {search.describe()}\n# Best: {scores}.\n"
     storage.make_folder(folder)
     storage.replace(folder / "trials.csv", to_csv(table_of(search, trials)).encode())
     storage.replace(folder / "best.toml", f"{about}{search.with_settings(best.settings).to_toml()}".encode())
-
-
-def command(search: Search) -> str:
-    """Return the command of a search."""
-    experiment, settings = search.experiment, search.settings
-    words = ["fedmate", "tune", experiment.method.name, "--dataset", experiment.dataset.name]
-    words += shlex.split(command_of(tomllib.loads(experiment.to_toml())))[6:]
-    shares = dict.fromkeys(f"{one.values['partition']['share']:g}" for one in settings if "partition" in one.values)
-    seeds = {one.values["seed"] for one in settings}
-    words += ["--shares", ",".join(shares)] if shares else []
-    words += ["--seeds", str(len(seeds))] if len(seeds) > 1 else []
-    words += ["--trials", str(search.trials)] if search.trials != TRIALS else []
-    words += ["--view", search.view] if search.view != METHODS[experiment.method.name].primary_view else []
-    return shlex.join(words)
 
 
 def as_text(value: float | None) -> str:
