@@ -378,6 +378,18 @@ def test_two_processes_never_run_one_folder(tmp_path: Path) -> None:
     assert Record(folder / "local").finished
 
 
+def test_of_a_finished_run_only_the_summary_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go(ask("local", settings=("rounds=1",)), folder)
+    (folder / "config.toml").write_text("rounds = ", encoding="utf-8")
+    (folder / "checkpoint" / "checkpoint.json").unlink()
+    with resumed_runs(NOTHING, folder) as jobs:
+        assert [job.built for job in jobs] == [None]
+    (folder / "summary.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"summary\.json` cannot be read"), resumed_runs(NOTHING, folder):
+        pass
+
+
 def test_an_environment_is_noted_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     interrupt(ask("local"), folder, 1, KeyboardInterrupt)
