@@ -66,7 +66,8 @@ class GridTransport(Transport):
     ) -> None:
         self.grid, self.experiment, self.patience = grid, experiment, patience
         self._alive = alive
-        self._known: dict[int, Introduction | ErrorReply] = {}
+        # Of each node the client that it says it is, or why it says none; and since when it is present.
+        self._known: dict[int, int | ErrorReply] = {}
         self._since: dict[int, str] = {}
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
@@ -96,19 +97,16 @@ class GridTransport(Transport):
 
         # A node that went and came back may be another.
         before, self._since = self._since, self._present()
-        self._known = {
-            node: known
-            for node, known in self._known.items()
-            if isinstance(known, Introduction) and self._since.get(node) == before[node]
-        }
+        same = {node for node, since in self._since.items() if since == before.get(node)}
+        self._known = {node: known for node, known in self._known.items() if node in same and isinstance(known, int)}
 
         def all_known(replies: Contents) -> bool:
             for node, reply in replies.items():
-                known = self._known[node] = _read(reply, Introduction)
-                # Another fedmate would compute something else.
-                if isinstance(known, Introduction) and known.fedmate != __version__:
-                    reason = f"client {known.partition} runs fedmate {known.fedmate}, the server {__version__}"
-                    self._known[node] = ErrorReply(reason)
+                said = _read(reply, Introduction)
+                if isinstance(said, Introduction) and said.fedmate != __version__:
+                    # It would compute something else.
+                    said = ErrorReply(f"client {said.partition} runs fedmate {said.fedmate}, the server {__version__}")
+                self._known[node] = said if isinstance(said, ErrorReply) else said.partition
             return all(isinstance(self._node_of(client), int) for client in clients)
 
         if not all_known({}):
@@ -123,7 +121,7 @@ class GridTransport(Transport):
             return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def _node_of(self, client: int) -> int | ErrorReply:
-        nodes = [n for n, known in self._known.items() if isinstance(known, Introduction) and known.partition == client]
+        nodes = [node for node, known in self._known.items() if known == client]
         if len(nodes) == 1:
             return nodes[0]
         if nodes:
