@@ -17,7 +17,7 @@ DATASETS: Registry[type[Dataset]] = Registry(
         "given": "fedmate.data.arrays:ArrayDataset",
         "mnist": "fedmate.data.mnist:Mnist",
         "npz": "fedmate.data.arrays:Npz",
-        "sites": "fedmate.data.sites:AtSites",
+        "sites": "fedmate.data.arrays:AtSites",
     },
 )
 
