@@ -151,15 +151,6 @@ def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
 # A user's own data and network.
 
 
-def test_your_own_pool_and_network(tmp_path: Path) -> None:
-    record = fedmate.run(method="fedavg", set={**OWN, "rounds": 8}, out=tmp_path / "run", **MINE)
-    accuracy = record.accuracy()
-    assert accuracy is not None
-    assert accuracy > 60
-    assert record.summary["dataset"] == "given"
-    assert sum(row["samples"] for row in record.clients) == 30
-
-
 def test_your_own_sites_are_the_clients(tmp_path: Path) -> None:
     options = {**MINE, "data": SITES}
     record = fedmate.run(method="fedmate", set=AS_THEY_ARE, out=tmp_path / "run", **options)

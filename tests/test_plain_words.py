@@ -100,21 +100,3 @@ def test_help_is_plain() -> None:
     found = {name: broken(text) for name, text in helps(get_command(app))}
     assert len(found) > 50
     assert {name: sentences for name, sentences in found.items() if sentences} == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["What a run leaves is a folder.", "It ends. Nobody waits.", "- Whoever reads\n- reads", "word " * 31],
-)
-def test_a_riddle_is_found(text: str) -> None:
-    assert len(broken(text)) == 1
-
-
-@pytest.mark.parametrize("text", ["A run leaves a folder.", "```\nWhat\n```", "word " * 30, "# What\n\nIt."])
-def test_a_plain_sentence_is_not(text: str) -> None:
-    assert broken(text) == []
-
-
-def test_an_error_is_found() -> None:
-    source = 'raise UserError(f"What `{name}` is " + "matters.")\nraise KeyError(name)'
-    assert [broken(text) for text in errors(source)] == [[f"What {GAP} is matters."]]

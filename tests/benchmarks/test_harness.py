@@ -14,7 +14,7 @@ from benchmarks.measure import FEWEST, WARM_UP, BackendRunner, Runner, Timing, a
 from benchmarks.suites import SUITES, make_suite
 
 from benchmarks import __main__ as command
-from benchmarks import measure, tables
+from benchmarks import measure
 from fedmate.errors import UserError
 
 SMALL = Case(runner="sequential", network="digits_cnn", clients=2, samples=4, batch_size=2, epochs=1)
@@ -31,13 +31,6 @@ def test_cases_of_a_suite_differ_and_comparable_ones_stand_together(name: str, d
     assert {(case.device, case.precision) for case in cases} == {(device, "strict" if device == "cpu" else "tf32")}
     works = [case.work for case in cases]
     assert sum(one != other for one, other in itertools.pairwise(works)) == len({*works}) - 1
-
-
-def test_choices_replace_those_of_a_suite() -> None:
-    runners, precisions = ["sequential", "vectorised"], ["tf32", "bf16"]
-    cases = make_suite("quick", "cuda", ["local"], runners, precisions, {"clients": 2, "network": "mlp"})
-    assert {(case.method, case.clients, case.network) for case in cases} == {("local", 2, "mlp")}
-    assert [(case.runner, case.precision) for case in cases] == [*itertools.product(runners, precisions)]
 
 
 # -------------------- timing
@@ -162,9 +155,3 @@ def test_mistakes_get_one_sentence(words: str, found: str) -> None:
     with pytest.raises(UserError) as caught:
         command.run(words.split())
     assert found in str(caught.value)
-
-
-def test_stored_results_of_the_documentation_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    for path in sorted(Path(tables.__file__).parent.glob("results/*_clients*.json")):
-        command.run(["--show", str(path)])
-        assert "ms/round" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedmate.components import classifier_collaboration
 from fedmate.components.classifier_collaboration import VARIANCE_FLOOR, combining_weights
 from fedmate.core import make_key, normal, uniform
 
@@ -102,26 +101,3 @@ def test_weights_are_those_found_by_trying_everything(clients: int) -> None:
         for i in range(clients):
             expected = by_supports(risk(shares, variances, i).numpy())
             assert_close(weights[i], torch.from_numpy(expected), rtol=0, atol=1e-9)
-
-
-# -------------------- who takes part
-
-
-def test_who_does_not_count_changes_nothing() -> None:
-    shares, variances, valid = random(40, 6, 2, 3), uniform(make_key(41), (6,)).double(), everybody(6)
-    valid[torch.tensor([1, 4])] = False
-    expected = combining_weights(shares[valid], variances[valid], everybody(4))
-    shares[~valid], variances[~valid] = torch.nan, torch.inf
-    found = combining_weights(shares, variances, valid)
-    assert_close(found[valid][:, valid], expected, rtol=0, atol=1e-12)
-    assert not found[~valid].any()
-    assert not found[:, ~valid].any()
-
-
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares, variances = random(47, 9, 2, 3), uniform(make_key(48), (9,)).double()
-    whole = combining_weights(shares, variances, everybody(9))
-    monkeypatch.setattr(classifier_collaboration, "CHUNK", 4 * 81)
-    assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)
-    monkeypatch.setattr(classifier_collaboration, "CHUNK", 1)
-    assert_close(combining_weights(shares, variances, everybody(9)), whole, rtol=0, atol=1e-12)

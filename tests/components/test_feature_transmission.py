@@ -103,14 +103,3 @@ def test_prototypes_that_cost_about_as_much_as_the_extractor_are_warned_of(
 def test_other_schedules_are_refused(schedule: str) -> None:
     with pytest.raises(UserError, match="use `all`, `cft`, `half`, `null` or `period:n`"):
         method_for("cifar_cnn", schedule)
-
-
-# -------------------- on the wire
-
-
-@pytest.mark.parametrize("schedule", [*SCHEDULES, "period:2", "period:3"])
-def test_the_extractor_goes_up_for_a_state_of_q_and_comes_down_from_one(schedule: str) -> None:
-    method = method_for("emnist_cnn", schedule)
-    q = set(states(schedule, 14))
-    assert {t for t in range(ROUNDS) if "extractor" in method.wire(t).up} == {state - 1 for state in q}
-    assert {t for t in range(ROUNDS) if "extractor" in method.wire(t).down} == {0} | {s for s in q if s < ROUNDS}

@@ -51,17 +51,6 @@ def assert_close(found: Tree, expected: Tree, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
 
 
-def assert_identical(found: Tree, expected: Tree) -> None:
-    mine, other = flatten(found), flatten(expected)
-    assert list(mine) == list(other)
-    for name, leaf in mine.items():
-        assert torch.equal(leaf, other[name]), name
-
-
-def dead(batch: Batch) -> Batch:
-    return batch._replace(mask=torch.zeros_like(batch.mask), filled=0)
-
-
 def plain_move(optimiser: SGD, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The formula, leaf by leaf."""
     third = len(tensors) // 3
@@ -136,16 +125,3 @@ class TestFit:
         names = {name for name in expected if not name.endswith("num_batches_tracked")}
         assert set(mine) == names
         assert_close(mine, {name: expected[name] for name in mine}, 1e-11)
-
-    def test_dead_batches_move_neither_parameters_nor_velocity_nor_buffers(self) -> None:
-        model, data = make_model("channel dropout"), make_data(24)
-        live = list(batches(data, 8, 2, make_key(0)))
-        disturbed = [batch for step in live for batch in (dead(step), step, dead(step))]
-        ends = [
-            fit(supervised_loss(model), model.init_params(), steps, SGD(0.1, 0.9, 0.01), ("extractor", "classifier"))
-            for steps in (live, disturbed)
-        ]
-        assert_identical(ends[1], ends[0])
-        assert not torch.equal(
-            ends[0]["buffers"]["0.1.running_mean"], model.init_params()["buffers"]["0.1.running_mean"]
-        )

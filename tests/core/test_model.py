@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import pytest
 import torch
@@ -45,14 +42,6 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.last(self.second(self.first(x)))
         return logits
-
-
-class Slow(nn.Module):
-    """A layer during which other threads get their turn."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.001)
-        return x
 
 
 def images(samples: int = 4) -> Tensor:
@@ -138,33 +127,6 @@ class TestSplit:
         assert all(layer.training for layer in layers)
         assert all(p.requires_grad for p in module.parameters())
         torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
-
-
-class TestThreads:
-    def test_two_threads_get_what_one_gets(self) -> None:
-        module = nn.Sequential(nn.Linear(6, 8), Slow(), nn.BatchNorm1d(8), Slow(), nn.Tanh(), nn.Linear(8, 5)).double()
-        model, x = Model(module, classifier="5"), vectors(16).double()
-        params = [tree_map(lambda leaf, i=i: leaf + 0.3 * i, model.init_params()) for i in range(2)]
-        barrier = Barrier(2)
-
-        def loss(variables: Tree) -> tuple[Tensor, Tree]:
-            z, buffers = model.features(variables, x, train=True)
-            return model.classify(variables, z).square().sum(), buffers
-
-        def work(i: int) -> list[tuple[Tree, Tree]]:
-            barrier.wait(timeout=30)
-            with sample_context(a_batch(x)):
-                return [gradient(loss, params[i]) for _ in range(10)]
-
-        with ThreadPoolExecutor(2) as pool:
-            together = list(pool.map(work, range(2)))
-        for i in range(2):
-            with sample_context(a_batch(x)):
-                expected = gradient(loss, params[i])
-            for found in together[i]:
-                for mine, other in zip(found, expected, strict=True):
-                    for name, tensor in flatten(other).items():
-                        assert torch.equal(flatten(mine)[name], tensor), name
 
 
 class FunctionalDropout(nn.Module):

@@ -17,7 +17,6 @@ from fedmate.data.partitions import (
     Natural,
     Partition,
     PartitionInput,
-    Pathological,
     Share,
     repeat_samples,
     ring,
@@ -182,16 +181,6 @@ def test_every_client_gets_samples_or_the_split_is_refused(
 )
 def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     assert words in (refusal(PARTITIONS[name](**options), input_of(CIFAR)) or "")
-
-
-@pytest.mark.parametrize(("samples", "classes", "held", "each"), [(50_000, 10, 3, 833), (50_000, 100, 10, 250)])
-def test_sizes_of_the_paper_in_pathological(samples: int, classes: int, held: int, each: int) -> None:
-    """CIFAR-10 and CIFAR-100: training samples divided by clients and classes, rounded down."""
-    labels, partition = balanced(samples, classes), Pathological(clients=20, classes_per_client=held)
-    client_rows = split(partition, labels, classes=classes)
-    check_rows(partition, client_rows, input_of(labels), disjoint=False)
-    counts = class_counts(client_rows, labels, classes)
-    assert all(sorted(row.tolist()) == [0] * (classes - held) + [each] * held for row in counts)
 
 
 def test_natural_clients_keep_their_own_in_the_order_of_the_data_set() -> None:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 FEDMATE = str(Path(sys.executable).with_name("fedmate"))
 SMALL = ("rounds=3", "partition.clients=4", "partition.examples=20", "training.epochs=1", "backend=sequential")
@@ -30,31 +29,6 @@ def environment() -> dict[str, str]:
 
 def call(command: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    assert summary.pop("seconds") > 0
-    return summary
-
-
-def test_a_comparison_prints_a_table_and_its_configuration_repeats_it(tmp_path: Path) -> None:
-    first = call(
-        [FEDMATE, "run", "--method", "fedrep", "--method", "fedavg", *settings(*SMALL), "--out", "both"], tmp_path
-    )
-    assert (first.returncode, first.stderr) == (0, "")
-    assert "\x1b" not in first.stdout
-    assert "\r" not in first.stdout
-    for name in ("fedrep", "fedavg"):
-        assert re.search(rf"^{name}: round 3/3  accuracy [\d.]+ %  0 s left$", first.stdout, re.MULTILINE)
-        mean = read_summary(tmp_path / "both" / name)["headline"]["mean"]
-        assert re.search(rf"^ *{name} +\*{mean:.2f} ", first.stdout, re.MULTILINE)
-    assert first.stdout.splitlines()[-1] == "Records: both/fedrep, both/fedavg"
-    again = call([FEDMATE, "run", "both/fedavg/config.toml", "--out", "again"], tmp_path)
-    assert (again.returncode, again.stderr) == (0, "")
-    assert read_summary(tmp_path / "both" / "fedavg") == read_summary(tmp_path / "again")
-    for name in ("rounds.csv", "clients.csv"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "both" / "fedavg" / name).read_bytes()
 
 
 def test_help_leaves_torch_alone(tmp_path: Path) -> None:

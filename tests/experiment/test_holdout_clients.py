@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import nn
 
 from fedmate.data.arrays import Pool
-from fedmate.errors import DivergedError, UserError
+from fedmate.errors import UserError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import nest
 from fedmate.experiment.inputs import UserInputs
@@ -101,14 +101,3 @@ def test_clients_csv_lists_them_after_the_others(tmp_path: Path) -> None:
     figures = [accuracy[view][test]["mean"] for test in ("balanced", "own") for view in ("before", "after")]
     lines = [line.split() for line in file.getvalue().splitlines()]
     assert ["fedavg", *(f"{value:.2f}" for value in figures)] in lines
-
-
-def test_a_run_that_diverges_at_once_lists_them_without_figures(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError):
-        carry_out(made(training__learning_rate=1e300, training__epochs=3, dtype="float64"), tmp_path / "run")
-    record = Record(tmp_path / "run")
-    assert record.summary["diverged_in_round"] == 1
-    met = record.summary["newcomers"]
-    assert (met["clients"], met["accuracy"]) == (2, {"before": None, "after": None})
-    assert [row["newcomer"] for row in record.clients] == [0, 0, 0, 1, 1]
-    assert all(row[f"{view}_own"] is None for row in record.clients for view in ("pre", "before", "after"))

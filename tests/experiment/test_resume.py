@@ -254,17 +254,6 @@ def test_a_run_that_diverges_does_so_in_the_same_round(tmp_path: Path, untouched
     assert Checkpoint(folder).state.round == diverged - 1
 
 
-def test_time_goes_on_from_where_it_stopped(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    interrupt(ask("local", settings=("eval_every=1",)), folder, 3, KeyboardInterrupt)
-    before = Checkpoint(folder).state.seconds
-    go_on(folder)
-    times = [row["seconds"] for row in Record(folder).metrics]
-    assert times == sorted(times)
-    assert times[2] <= before < times[3]
-    assert Record(folder).summary["seconds"] >= times[-1]
-
-
 # -------------------- interruptions anywhere
 
 

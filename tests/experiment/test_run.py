@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmate.backends.base import Round
 from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.mnist import Digits
-from fedmate.errors import DivergedError
 from fedmate.experiment.build import Built, build
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.prepare import Request, begin, compose
@@ -111,25 +108,6 @@ def test_the_last_round_is_always_evaluated(tmp_path: Path, rounds: int, every: 
     assert summary["headline"]["mean"] == latest[rounds]
 
 
-def test_the_balanced_figure_of_the_global_model_by_hand(tmp_path: Path) -> None:
-    made = make("rounds=1", "dtype=float64")
-    summary = start(made, tmp_path / "run", Diary())
-    # One round by hand, to get at the server's state: equal sizes, so the mean of the clients' uploads.
-    fresh = make("rounds=1", "dtype=float64")
-    method = fresh.method
-    server = method.init_server(method.setup.model.init_params(), 4, torch.tensor(0))
-    server = fresh.backend.run_round(server, Round(0, (0, 1, 2, 3), False)).server
-    params = method.global_params(server)
-    assert params is not None
-    test = made.federation.test
-    guesses = method.setup.model.logits(params, test.x).argmax(1)
-    by_class = [(guesses[test.y == k] == k).double().mean().item() for k in range(10)]
-    assert summary["accuracy"]["global"]["balanced"]["mean"] == pytest.approx(100 * sum(by_class) / 10)
-    labels = [torch.bincount(data.y, minlength=10).double() / len(data.y) for data in made.federation.clients]
-    own = [100 * sum(p * a for p, a in zip(label.tolist(), by_class, strict=True)) for label in labels]
-    assert summary["accuracy"]["global"]["own"]["mean"] == pytest.approx(sum(own) / 4)
-
-
 # Cost.
 
 
@@ -195,27 +173,3 @@ def test_participants_are_a_share_of_the_clients(seed: int, t: int, clients: int
     assert list(chosen) == sorted(set(chosen))
     assert 0 <= chosen[0] <= chosen[-1] < clients
     assert chosen == sample_participants(seed, t, clients, percent / 100)
-
-
-# Divergence.
-
-GROWING = (
-    "training.learning_rate=1e-3",
-    "training.weight_decay=1e7",
-    "training.momentum=0",
-    "eval_every=1",
-    "rounds=9",
-)
-"""One step a round, each of which multiplies the parameters by 10,000: finite at first, then not."""
-
-
-def test_when_everybody_diverges_the_record_so_far_is_intact(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError) as caught:
-        carry_out(tmp_path / "run", *GROWING)
-    rows, metrics = read_csv(tmp_path / "run" / "rounds.csv"), Record(tmp_path / "run").metrics
-    last = Record(tmp_path / "run").summary["diverged_in_round"]
-    assert last > 1
-    assert f"round {last} " in str(caught.value)
-    assert [row["round"] for row in metrics] == list(range(1, last))
-    valid = {(int(row["round"]), row["valid"]) for row in rows}
-    assert valid == {*((t, "1") for t in range(1, last)), (last, "0")}

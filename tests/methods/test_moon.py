@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.small import (
-    CLIENTS,
     Array,
     Labels,
     Params,
@@ -15,7 +14,6 @@ from tests.methods.small import (
     descend,
     linear_setup,
     mean,
-    normed,
     run,
     slopes,
 )
@@ -89,14 +87,3 @@ def test_a_feature_vector_of_zeros_has_no_direction_and_does_no_harm(mapped: boo
             found = slope(z)
     assert torch.isfinite(found).all()
     assert found.abs().max() <= 1
-
-
-def test_the_classifier_reads_what_two_layers_make_of_the_features() -> None:
-    setup, x = normed(), CLIENTS[0].x
-    plain, model = setup.model, MOON(setup=setup, projection="official").prepare(setup.model)
-    params, own = model.init_params(), plain.init_params()
-    assert (model.width, params["classifier"]["weight"].shape) == (256, (3, 256))
-    assert_close(select(params["extractor"], own["extractor"]), own["extractor"], rtol=0, atol=0)
-    z, layers = plain.features(own, x)[0], params["extractor"]
-    hidden = (z @ layers["5.0.weight"].T + layers["5.0.bias"]).clamp(min=0)
-    assert_close(model.features(params, x)[0], hidden @ layers["5.2.weight"].T + layers["5.2.bias"])

@@ -11,22 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.backends import BACKENDS
-from fedmate.backends.base import Round
-from fedmate.backends.vectorised import Vectorised
 from fedmate.core import (
-    BufferPolicy,
-    ClientData,
-    Federation,
     Model,
-    Setup,
-    Training,
-    client_data,
-    fold,
     make_key,
     normal,
 )
-from fedmate.methods.fedavg import FedAvg
 from fedmate.models.resnet import ResNet18
 
 every_norm = pytest.mark.parametrize("norm", ["group", "batch"])
@@ -107,35 +96,3 @@ def test_features_and_logits(shape: tuple[int, ...]) -> None:
     assert_close(model.logits(params, x), z @ head["weight"].T + head["bias"], rtol=0, atol=1e-10)
     assert len({*features.flatten().tolist()}) > 50
     model.check(x, 5)
-
-
-# -------------------- in a federation
-
-
-def samples(name: str, size: int, shift: float = 0.0) -> ClientData:
-    x = normal(fold(make_key(5), name), (size, 1, 8, 8), torch.float64)
-    return client_data(x * (1 + shift) + shift, torch.arange(size) % 3)
-
-
-@pytest.mark.parametrize(
-    ("norm", "policy"), [("group", "shared"), ("batch", "shared"), ("batch", "private"), ("batch", "dropped")]
-)
-def test_back_ends_agree(norm: str, policy: BufferPolicy) -> None:
-    """Three clients whose inputs differ in scale."""
-    module = build((1, 8, 8), 3, width=4, groups=2, norm=norm).double()
-    model = Model(module, classifier="classifier", buffers=policy)
-    method = FedAvg(setup=Setup(model, 3, 2, Training(batch_size=3, epochs=1, learning_rate=0.05)), tuning_epochs=1)
-    clients = tuple(samples(f"client {i}", size, shift=i) for i, size in enumerate((7, 4, 2)))
-    federation = Federation(clients, samples("test", 6), 3)
-    ends = []
-    for name in ("sequential", "vectorised"):
-        backend = BACKENDS[name](method, federation, make_key(3))
-        server, results = method.init_server(model.init_params(), 3, make_key(0)), []
-        for t in range(2):
-            results.append(backend.run_round(server, Round(t, (0, 1, 2), evaluate=True)))
-            server = results[-1].server
-        ends.append((results, [backend.clients[i] for i in range(3)]))
-    assert_close(ends[1], ends[0], rtol=0, atol=1e-9)
-    before, after = model.init_params()["extractor"], ends[0][0][-1].server["extractor"]
-    assert all(float((before[name] - after[name]).abs().max()) > 1e-4 for name in before)
-    assert Vectorised.refusal(method, federation) is None

@@ -101,20 +101,6 @@ def test_points_are_where_the_numbers_are_with_bars_as_long_as_errors() -> None:
     assert {"bars", "1 row 0", "1", "2", "3", "Pareto front"} <= {*texts(root)}
 
 
-def test_the_front_goes_in_stairs_from_edge_to_edge() -> None:
-    root = tradeoff(spot(0, 10, 80, on_front=True), spot(1, 50, 40, on_front=True), spot(2, 30, 40))
-    (panel,) = panels_of(root)
-    # The first path of a panel is its background.
-    outline = np.array(re.findall(r"-?\d+\.?\d*", next(panel.iter(f"{SVG}path")).attrib["d"]), float).reshape(-1, 2)
-    left, bottom = outline[:, 0].min(), outline[:, 1].max()
-    (first,), (second,) = (points_of(panel, number) for number in (0, 1))
-    (front,) = corners_of(root, "#999999")
-    stairs = ([left, first[1]], first, [first[0], second[1]], second, [second[0], bottom])
-    drawn = [corner for corner, before in zip(front, [None, *front], strict=False) if corner != before]
-    assert drawn == [pytest.approx(corner, abs=1e-3) for corner in stairs]
-    assert "bars" not in texts(root)
-
-
 def test_a_crowded_corner_is_drawn_once_more_and_equal_points_share_a_label() -> None:
     crowd = [spot(i, 60 + i, 70 - i / 2, on_front=i == 6) for i in range(7)]
     root = tradeoff(*crowd, spot(7, 20, 30), spot(8, 20, 30))
@@ -166,15 +152,6 @@ def test_the_same_numbers_give_the_same_bytes(suffix: str, start: bytes) -> None
     assert first == again
     assert first.startswith(start)
     assert [word for word in (b"Date", b"dc:date", b"Matplotlib", b"Software") if word in first] == []
-
-
-def test_a_users_own_style_does_not_show() -> None:
-    import matplotlib
-
-    expected = lines().draw(".svg")
-    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30.0, "svg.hashsalt": "mine"}):
-        assert lines().draw(".svg") == expected
-        assert matplotlib.rcParams["font.size"] == 30.0
 
 
 def test_mistakes_get_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
