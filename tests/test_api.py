@@ -139,11 +139,11 @@ def test_an_experiment_may_be_a_file_or_what_it_would_hold(tmp_path: Path) -> No
 
 
 def test_notes_are_warnings_of_the_callers_line(tmp_path: Path) -> None:
-    settings = {**SMALL, "rounds": 1, "objective.calibration": 1.0}
+    settings = {**SMALL, "rounds": 1, "method.classifier_epochs": 2}
     with pytest.warns(fedmate.NoteWarning) as warned:
-        fedmate.compare(["fedfa", "fedavg"], set=settings, out=tmp_path / "both")
+        fedmate.compare(["fedrep", "fedavg"], set=settings, out=tmp_path / "both")
     said = [str(one.message) for one in warned]
-    assert "`objective.calibration=1.0` does not hold for `fedfa`, which has no such option." in said
+    assert "`method.classifier_epochs=2` does not hold for `fedavg`, which has no such option." in said
     assert len(said) == len({*said})
     assert {one.filename for one in warned} == {__file__}
 

@@ -111,11 +111,6 @@ def test_a_failing_network_has_the_status_1(fedmate_: Fedmate, monkeypatch: pyte
     assert answer.err == "Error: `https://example.org/tiny` cannot be downloaded (no route); try again.\n"
 
 
-def test_options_of_the_data_set_count(fedmate_: Fedmate) -> None:
-    for arguments, count in (((), "2,555"), (("--set", "dataset.split=even"), "1,275"), (("--skip-bad",), "2,545")):
-        assert f"training   {count} samples" in fedmate_("data", "tiny", *arguments).out
-
-
 def test_animal10_is_explained_step_by_step(fedmate_: Fedmate, tmp_path: Path) -> None:
     answer = fedmate_("data", "animal10")
     assert answer.status == 2

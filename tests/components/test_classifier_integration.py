@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from fedmate.components.classifier_integration import Reduction, Targets, fine_tune, integrate
+from fedmate.components.classifier_integration import Targets, fine_tune, integrate
 from fedmate.components.prototype_scrutiny import size_view
 from fedmate.core import Model, Tree, make_key, normal
 
@@ -76,22 +75,6 @@ def step(layer: nn.Linear, loss: Tensor) -> None:
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("steps", [1, 3])
-def test_fine_tuning_is_plain_sgd_on_the_known_prototypes(reduction: Reduction, steps: int) -> None:
-    """The unknown class is no target but stays in the softmax, whatever its prototype holds."""
-    network, known = model(), torch.tensor([0, 1, 3])
-    start = network.init_params()["classifier"]
-    layer = layer_of(start)
-    for _ in range(steps):
-        step(layer, functional.cross_entropy(layer(PROTOTYPES[known]), known, reduction=reduction))
-    dirty = PROTOTYPES.clone()
-    dirty[2] = 123.0
-    targets = Targets(dirty[None], torch.ones(1, CLASSES, dtype=torch.float64), KNOWN)
-    found = fine_tune(network, start, targets, steps=steps, learning_rate=0.1, reduction=reduction)
-    assert_close(found, dict(layer.state_dict()), rtol=0, atol=1e-13)
 
 
 def test_fine_tuning_on_many_voices_is_sgd_on_their_weighted_losses() -> None:

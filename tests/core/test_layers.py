@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fedmate.core.data import Batch
 from fedmate.core.layers import KeyedDropout, MaskedBatchNorm, sample_context, swap_layers
-from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.errors import UserError
 
@@ -70,31 +69,6 @@ class TestBatchNorm:
             torch.testing.assert_close(twin.running_var, norm.running_var, rtol=0, atol=1e-12)
         x = randn(*shape, seed=9)
         torch.testing.assert_close(twin.eval()(x), norm.eval()(x), rtol=0, atol=1e-12)
-
-
-class TestPolicies:
-    def network(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
-
-    def test_evaluation_reads_the_statistics_or_the_batch(self) -> None:
-        x = randn(10, 4) * 3 + 1
-        answers = {}
-        for policy in ("shared", "private", "dropped"):
-            model = Model(self.network(), classifier="3", buffers=policy)
-            params = model.init_params()
-            params["extractor"] = {
-                "0.weight": randn(3, 4),
-                "0.bias": randn(3),
-                "1.weight": randn(3),
-                "1.bias": randn(3),
-            }
-            answers[policy] = model.features(params, x)[0]
-        assert torch.equal(answers["shared"], answers["private"])
-        hidden = x @ randn(3, 4).T + randn(3)
-        usual = torch.tanh(hidden / math.sqrt(1 + 1e-5) * randn(3) + randn(3))
-        torch.testing.assert_close(answers["shared"], usual, rtol=0, atol=1e-12)
-        centred = (hidden - hidden.mean(0)) / torch.sqrt(hidden.var(0, correction=0) + 1e-5)
-        torch.testing.assert_close(answers["dropped"], torch.tanh(centred * randn(3) + randn(3)), rtol=0, atol=1e-12)
 
 
 class TestDropout:

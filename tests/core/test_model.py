@@ -79,25 +79,6 @@ class TestSplit:
         torch.testing.assert_close(model.classify(params, z), expected)
         assert torch.equal(model.logits(params, x), model.classify(params, z))
 
-    def test_a_layer_that_counts_in_place_stays_inside_its_copy(self) -> None:
-        class Counter(nn.Module):
-            calls: Tensor
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.register_buffer("calls", torch.zeros(()))
-
-            def forward(self, x: Tensor) -> Tensor:
-                self.calls += 1
-                return x
-
-        model = Model(nn.Sequential(Counter(), nn.Linear(6, 5)), classifier="1")
-        params = model.init_params()
-        with sample_context(a_batch(vectors())):
-            _, once = model.features(params, vectors(), train=True)
-            _, twice = model.features({**params, "buffers": once}, vectors(), train=True)
-        assert [float(b["0.calls"]) for b in (params["buffers"], once, twice)] == [0.0, 1.0, 2.0]
-
     def test_layers_that_share_a_weight_keep_sharing_it(self) -> None:
         module, x = Tied(), vectors()
         model = Model(module, classifier="last")

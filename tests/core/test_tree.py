@@ -64,27 +64,7 @@ class TestWhere:
         assert_identical(where(torch.tensor(condition), chosen, otherwise), good)
 
 
-def plain_mean(rows: list[Tensor], weights: list[float]) -> Tensor:
-    """The definition, in double precision and one row after the other."""
-    total = sum(weights)
-    result = torch.zeros_like(rows[0], dtype=torch.float64)
-    for row, weight in zip(rows, weights, strict=True):
-        if weight > 0:
-            result += row.to(torch.float64) * (weight / total)
-    return result
-
-
-weight_lists = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e4)), min_size=1, max_size=6).filter(any)
-
-
 class TestWeightedMean:
-    @settings(max_examples=40)
-    @given(weights=weight_lists, seed=st.integers(0, 2**32 - 1))
-    def test_is_the_definition(self, weights: list[float], seed: int) -> None:
-        leaf = random_tensor((len(weights), 3, 2), torch.float64, seed)
-        mean = weighted_mean({"a": leaf}, torch.tensor(weights, dtype=torch.float64))["a"]
-        torch.testing.assert_close(mean, plain_mean(list(leaf), weights), rtol=0, atol=1e-11)
-
     @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_rows_of_weight_zero_are_left_out_whatever_they_hold(self, poison: float, dtype: torch.dtype) -> None:

@@ -60,16 +60,6 @@ def test_of_sixteen_bits_the_upper_eight_are_used(kind: str) -> None:
     np.testing.assert_array_equal(decode(data), [[[0, 0, 1, 255]]] * 3)
 
 
-def test_the_whole_image_is_stretched() -> None:
-    halves = np.zeros((4, 16, 3), np.uint8)
-    halves[:, 8:] = 255
-    found = decode(encoded(halves), 4)
-    assert found.shape == (3, 4, 4)
-    assert found[0, 0, 0] == 0
-    assert found[0, 0, 3] == 255
-    np.testing.assert_array_equal(decode(flat(77, 3), 7), np.full((3, 7, 7), 77))
-
-
 KINDS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
 from fedmate.experiment.build import Signature, build
 from fedmate.experiment.config import stored_experiment
-from fedmate.experiment.inputs import ClientSplit, structure
+from fedmate.experiment.inputs import structure
 from fedmate.experiment.predict import Calibration, PortableModel, load_model
 
 SIGNATURE = Signature((3,), ("red", "green", "blue"), Normalisation(), "float64")
@@ -190,18 +189,6 @@ def test_a_runs_own_accuracy_comes_out_again(calibrated: Path) -> None:
         assert accuracy(everyone, None, np.ones(10)) == pytest.approx(row["global_balanced"], abs=1e-9)
         # The test could not fail otherwise.
         assert abs(row["pre_own"] - accuracy(model, "uniform", held)) > 1
-
-
-def test_shares_of_an_unfinished_run(calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(calibrated, folder)
-    for name in ("summary.json", "clients.csv"):
-        (folder / name).unlink()
-    finished, found = (fedmate.export(place, client=1).calibration for place in (calibrated, folder))
-    assert found == finished
-    monkeypatch.setattr(ClientSplit, "sha256", "another")
-    with pytest.raises(UserError, match="began with other samples"):
-        fedmate.export(folder, client=1)
 
 
 def test_own_prior_with_a_common_model(tmp_path: Path) -> None:
