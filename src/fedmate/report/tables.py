@@ -101,7 +101,8 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     title = f"{first['dataset']}, {first['clients']} clients, {rounds}, seed {first['seed']}"
     notes = [
         "Accuracy in percent, mean over clients; * marks the primary view.",
-        "balanced: all classes weigh alike. own: classes weigh as in the client's samples.",
+        "balanced: all classes weigh alike.",
+        "own: classes weigh as in the client's samples; those it lacks are ruled out.",
         "MB: megabytes that all clients sent (up) and received (down).",
     ]
     groups = ["", *(test for test in TESTS for _ in VIEWS), "", "", ""]
@@ -138,7 +139,7 @@ def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Table:
         "after": "the same model after one local update on the training samples.",
         "global": "the aggregated model of the run.",
         "balanced": "all classes weigh alike.",
-        "own": "classes weigh as in the client's training samples.",
+        "own": "classes weigh as in its training samples; those it lacks are ruled out.",
     }
     notes = [f"{word}: {meaning}" for word, meaning in meanings.items() if word in accuracy or word in TESTS]
     return Table("adapted", "Accuracy in percent", ["model", *TESTS], rows, notes)
