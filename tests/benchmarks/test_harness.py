@@ -155,3 +155,11 @@ def test_mistakes_get_one_sentence(words: str, found: str) -> None:
     with pytest.raises(UserError) as caught:
         command.run(words.split())
     assert found in str(caught.value)
+
+
+def test_every_script_takes_help_as_a_question() -> None:
+    """Read from the source: a script that imports torch takes seconds to answer."""
+    root = Path(__file__).parents[2]
+    for path in (*root.glob("benchmarks/*.py"), root / "paper" / "__main__.py"):
+        text = path.read_text(encoding="utf-8")
+        assert '__name__ == "__main__"' not in text or "ArgumentParser(" in text, path.name
