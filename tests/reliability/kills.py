@@ -345,7 +345,7 @@ def main() -> None:
     # Somebody may edit the checkout meanwhile.
     prepare._commit = lambda: None
     if options.sabotage:
-        storage.replace = storage.write
+        storage.replace = storage.write  # type: ignore[assignment]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=memory if (memory := Path("/dev/shm")).is_dir() else None) as folder:
         warm_up(Path(folder))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedmate.cli import DataDir, Settings, SkipBad, make_console, read_settings, status
+from fedmate.cli import DataDir, Settings, SkipBad, make_console, read_request, status
 from fedmate.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,21 +48,17 @@ def tune(
 
     Finished runs are never run again: the same command continues a search that was stopped.
     """
-    from fedmate.experiment.config import load_file
-    from fedmate.experiment.inputs import UserInputs
-    from fedmate.experiment.prepare import Request
     from fedmate.report.tables import show
     from fedmate.studies.records import Records
     from fedmate.studies.tuning import Search, save, table_of
 
-    base, inputs = None if experiment is None else load_file(experiment), UserInputs(folder=data_dir)
-    request = Request(base, [method], dataset, read_settings(set_, skip_bad), inputs)
+    request = read_request(experiment, [method], dataset, set_, skip_bad, data_dir)
     search = Search.of(request, trials, _numbers(shares), seeds, view or "")
     folder = out or Path("tuned") / f"{method}-{search.experiment.dataset.name}"
     if folder.is_file() or (folder.is_dir() and not {path.name for path in folder.iterdir()} <= OURS):
         raise UserError(f"`--out` is `{folder}`, which holds other files; choose a new folder.")
     console, records = make_console(), Records(store or folder, folder.name)
-    done = _run(console, search, records, inputs)
+    done = _run(console, search, records, request.inputs)
     save(search, done, folder)
     show(table_of(search, done), console)
     best = shlex.quote(str(folder / "best.toml"))
