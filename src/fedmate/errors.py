@@ -62,3 +62,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _spelled(word: str) -> str:
     """Return a word as names are written here: LG-FedAvg is `lg_fedavg`."""
     return word.casefold().replace("-", "_").replace(" ", "_")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its name if it has none."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -126,9 +126,9 @@ def pair() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 5))
 
 
-def frozen() -> nn.Sequential:
+def frozen(layer: int = 0) -> nn.Sequential:
     module = pair()
-    module[0].requires_grad_(False)
+    module[layer].requires_grad_(False)
     return module
 
 
@@ -143,10 +143,27 @@ def frozen() -> nn.Sequential:
         (pair(), "2", torch.zeros(4, 8), "cannot read samples of shape (8,)"),
         (pair(), "2", torch.full((4, 6), torch.inf), "numbers that are not finite"),
         (FunctionalDropout(), "fc2", vectors(), "functional form"),
-        (frozen(), "2", vectors(), "`0.weight` has `requires_grad=False`"),
+        (frozen(2), "2", vectors(), "`classifier` is `2`, which has `requires_grad=False`"),
     ],
 )
 def test_what_cannot_be_split_or_trained_is_refused(module: nn.Module, classifier: str, x: Tensor, phrase: str) -> None:
     with pytest.raises(UserError) as error:
         Model(module, classifier=classifier).check(x, 5)
     assert phrase in str(error.value)
+
+
+def test_what_is_frozen_is_in_no_tree_held_once_and_exported() -> None:
+    module = frozen()
+    model = Model(module, classifier="2")
+    params, kept = model.init_params(), model.frozen["frozen"]
+    assert (params["extractor"], set(kept), model.num_parameters) == ({}, {"0.weight", "0.bias"}, 25)
+    skeletons = [network for pair in model._skeletons().values() for network in pair[:1]]
+    held = {p.data_ptr() for network in skeletons for p in network.parameters()}
+    assert held == {t.data_ptr() for t in kept.values()} != {p.data_ptr() for p in module[0].parameters()}
+    other = model.starting_from({**params, "frozen": {name: 2 * t for name, t in kept.items()}})
+    x = vectors()
+    for one, factor in ((model, 1), (other, 2)):
+        exported = one.to_module(one.init_params())
+        torch.testing.assert_close(exported[0].weight, factor * module[0].weight)
+        torch.testing.assert_close(exported(x), one.logits(params, x))
+    assert not torch.allclose(model.logits(params, x), other.logits(params, x))

@@ -7,7 +7,6 @@ three by one layer with the same parameters under the same names, whose forward 
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmate.backends.precision import Precision
+from fedmate.core.layers import copied
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class PooledConvolution(nn.Module):
 
 def fuse(network: nn.Module, kernels: Kernels, precision: Precision = "strict") -> nn.Module:
     """Return a copy of a network with every block it has in an `nn.Sequential` computed by `kernels`."""
-    network = copy.deepcopy(network)
+    network = copied(network)
     for sequence in [part for part in network.modules() if type(part) is nn.Sequential]:
         for place in range(len(sequence) - 2):
             convolution, activation, pool = (sequence[place + i] for i in range(3))

@@ -47,6 +47,8 @@ def computed_with(
 ) -> Model:
     """Return a model that computes its blocks with `kernels`, unless it has none or they give something else."""
     autocast = torch.bfloat16 if precision == "bf16" else None
+    # An extractor that is frozen has no gradients to be held against each other.
+    kernels = kernels if model.extractor_size else None
     if kernels is not None and has_blocks(model.computed_by(lambda network: fuse(network, kernels))):
         faster = model.computed_by(lambda network: fuse(network, kernels, precision), autocast)
         reason = _difference(model, faster, data, precision)

@@ -7,6 +7,7 @@ and give the same result for one client alone and for many padded clients at onc
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -137,6 +138,11 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RANDOM = (nn.RReLU, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module; what is frozen is held once, by both."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+
+
 def swap_layers(module: nn.Module, buffers: BufferPolicy) -> nn.Module:
     """Replace every BatchNorm and dropout inside `module` by its stateless twin, under the same name."""
     twins: dict[nn.Module, nn.Module] = {}
@@ -189,6 +195,8 @@ def _swap_batch_norm(module: nn.modules.batchnorm._BatchNorm, buffers: BufferPol
     if tensors:
         twin = twin.to(tensors[0].device, tensors[0].dtype)
     twin.load_state_dict({k: v for k, v in module.state_dict().items() if k in twin.state_dict()})
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(module.get_parameter(name).requires_grad)
     # Only needed for `momentum=None`; left in place it would cross the wire as a number that nothing reads.
     twin.num_batches_tracked = None
     return twin

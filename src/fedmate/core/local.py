@@ -22,6 +22,9 @@ Objective: TypeAlias = Callable[[Tree, Batch], tuple[Tensor, Tree]]
 
 def gradient(function: Callable[[Tree], tuple[Tensor, Tree]], variables: Tree) -> tuple[Tree, Tree]:
     """Differentiate the first output of `function` at `variables`; return the gradient and the second output."""
+    if not any(True for _ in leaves(variables)):
+        # All of it is frozen.
+        return variables, function(variables)[1]
     if not is_unmapped():
         gradients, extra = torch.func.grad(function, has_aux=True)(variables)
         return gradients, extra

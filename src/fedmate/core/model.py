@@ -17,6 +17,7 @@ from fedmate.core.layers import (
     BufferPolicy,
     KeyedDropout,
     MaskedBatchNorm,
+    copied,
     drop_statistics,
     sample_context,
     swap_layers,
@@ -24,7 +25,7 @@ from fedmate.core.layers import (
 from fedmate.core.random import make_key
 from fedmate.core.task import TASKS, Adjustment, Instances, Task, adjusted
 from fedmate.core.tree import Tree
-from fedmate.errors import UserError
+from fedmate.errors import UserError, first_line
 
 MODEL_PARTS = ("extractor", "classifier", "buffers")
 """The parts of a model's parameters."""
@@ -38,7 +39,8 @@ class Model:
     """A network split into a feature extractor and a classifier, both without state of their own.
 
     Parameters are a tree `{"extractor", "classifier", "buffers"}`; inside, tensors carry the names the module gives
-    them. `buffers` holds what layers change while they train: BatchNorm's running statistics.
+    them. `buffers` holds what layers change while they train: BatchNorm's running statistics. Parameters with
+    `requires_grad=False` are frozen: they are in no tree, held once, and neither trained nor sent.
 
     Args:
         module: the whole network. It is copied, never changed.
@@ -59,7 +61,8 @@ class Model:
     def __init__(
         self, module: nn.Module, *, classifier: str, buffers: BufferPolicy = "shared", task: Task | None = None
     ) -> None:
-        network = swap_layers(copy.deepcopy(module), buffers)
+        module = copy.deepcopy(module)
+        network = swap_layers(copied(module), buffers)
         try:
             head = network.get_submodule(classifier) if classifier else None
         except AttributeError:
@@ -71,10 +74,10 @@ class Model:
         setattr(network.get_submodule(parent), name, nn.Identity())
         self.buffer_policy: BufferPolicy = buffers
         self.task = task or TASKS["classification"]()
-        self._original, self._classifier = copy.deepcopy(module).eval(), classifier
+        self._original, self._classifier = module.eval(), classifier
         self._extractor, self._head = network, head
         self._initial = {
-            "extractor": {name: p.detach() for name, p in network.named_parameters()},
+            "extractor": {name: p.detach() for name, p in network.named_parameters() if p.requires_grad},
             "classifier": {name: p.detach() for name, p in head.named_parameters()},
             "buffers": dict(network.named_buffers()),
         }
@@ -85,18 +88,19 @@ class Model:
             raise UserError(
                 f"`classifier` is `{classifier}`, which holds BatchNorm, dropout or buffers; name the last layer alone."
             )
-        frozen = next((name for name, p in module.named_parameters() if not p.requires_grad), None)
-        if frozen is not None:
-            raise UserError(f"`{frozen}` has `requires_grad=False`, but every parameter is trained; set it to true.")
+        self._frozen = {name: p.detach() for name, p in network.named_parameters() if not p.requires_grad}
+        if not all(p.requires_grad for p in head.parameters()):
+            raise UserError(f"`classifier` is `{classifier}`, which has `requires_grad=False`; set it to true.")
         if {id(p) for p in network.parameters()} & {id(p) for p in head.parameters()}:
             raise UserError(f"`classifier` is `{classifier}`, which shares weights with the extractor; untie them.")
         # functional_call looks for tied weights only if told to: it takes time in every step.
-        self._tied = len(list(network.named_parameters(remove_duplicate=False))) > len(self._initial["extractor"])
+        self._tied = len([*network.named_parameters(remove_duplicate=False)]) > len([*network.named_parameters()])
         self._autocast: torch.dtype | None = None
         norms = {name: layer for name, layer in network.named_modules() if isinstance(layer, MaskedBatchNorm)}
         self.batch_norms = frozenset(norms)
-        self._reads_batches = any(layer.running_mean is None for layer in norms.values())
-        self._is_small = self.extractor_size <= SMALL
+        # Without statistics features depend on what else is in the batch, in evaluation too.
+        self.reads_batches = any(layer.running_mean is None for layer in norms.values())
+        self._is_small = self.extractor_size + sum(t.numel() for t in self._frozen.values()) <= SMALL
         # A classifier of feature maps is a convolution, whose weights have as many axes more.
         self._spread = head.weight.dim() - 2 if isinstance(head, nn.Conv1d | nn.Conv2d) else 0
         self._reads_channels_last: bool | None = None
@@ -107,9 +111,10 @@ class Model:
         return {part: {name: t.clone() for name, t in tensors.items()} for part, tensors in self._initial.items()}
 
     def starting_from(self, params: Tree) -> Model:
-        """Return this model with other initial parameters."""
+        """Return this model with other initial parameters, and other `frozen` ones if there are such."""
         other = copy.copy(self)
-        other._initial = {part: dict(tensors) for part, tensors in params.items()}
+        other._initial = {part: dict(params[part]) for part in MODEL_PARTS}
+        other._frozen = dict(params.get("frozen", self._frozen))
         return other
 
     def computed_by(self, change: Callable[[nn.Module], nn.Module], autocast: torch.dtype | None = None) -> Model:
@@ -135,7 +140,7 @@ class Model:
     def to_module(self, params: Tree) -> nn.Module:
         """Return the module as the user wrote it, with these parameters, in evaluation mode."""
         module = copy.deepcopy(self._original)
-        tensors = {**params["extractor"], **params["buffers"]}
+        tensors = {**self._frozen, **params["extractor"], **params["buffers"]}
         tensors |= {f"{self._classifier}.{name}": t for name, t in params["classifier"].items()}
         if self.buffer_policy == "dropped":
             drop_statistics(module)
@@ -145,6 +150,11 @@ class Model:
                 if name in tensors:
                     target.copy_(tensors[name])
         return module
+
+    @property
+    def frozen(self) -> Tree:
+        """The parameters that nobody trains: the part `frozen`, or nothing."""
+        return {"frozen": dict(self._frozen)} if self._frozen else {}
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
@@ -182,11 +192,6 @@ class Model:
         return self._initial["classifier"]["weight"].shape[1]
 
     @property
-    def reads_batches(self) -> bool:
-        """Whether features depend on what else is in the batch, in evaluation too: BatchNorm without statistics."""
-        return self._reads_batches
-
-    @property
     def shared_buffers(self) -> tuple[str, ...]:
         """The part of a message that carries buffers: `("buffers",)`, or nothing when none are shared."""
         return ("buffers",) if self._initial["buffers"] and self.buffer_policy != "private" else ()
@@ -196,7 +201,7 @@ class Model:
         # functional_call writes rebound buffers back into the dictionary it is given; clones keep a layer that
         # updates in place from reaching into the caller's tree.
         buffers = {name: b.clone() for name, b in params["buffers"].items()} if train else params["buffers"]
-        tensors = {**params["extractor"], **buffers}
+        tensors = {**self._frozen, **params["extractor"], **buffers}
         z = self._call(self._skeletons()[train][0], tensors, self._laid_out(x), tied=self._tied)
         return z, {name: tensors[name].detach() for name in buffers} if train else buffers
 
@@ -213,7 +218,8 @@ class Model:
         params, ids = self.init_params(), torch.arange(len(x), device=x.device)
         batch = Batch(x, ids, torch.ones_like(ids, dtype=torch.bool), ids, make_key(0, x.device))
         for train in (False, True):
-            tensors = {**params["extractor"], **{name: b.clone() for name, b in params["buffers"].items()}}
+            buffers = {name: b.clone() for name, b in params["buffers"].items()}
+            tensors = {**self._frozen, **params["extractor"], **buffers}
             with torch.no_grad(), sample_context(batch):
                 try:
                     self._call(self._skeletons()[train][0], tensors, lay_out(x, x.dtype), tied=self._tied)
@@ -256,7 +262,7 @@ class Model:
         made: dict[bool, tuple[nn.Module, nn.Module]] | None = getattr(self._local, "skeletons", None)
         if made is None:
             made = {
-                train: (copy.deepcopy(self._extractor).train(train), copy.deepcopy(self._head).train(train))
+                train: (copied(self._extractor).train(train), copied(self._head).train(train))
                 for train in (False, True)
             }
             self._local.skeletons = made
@@ -272,7 +278,7 @@ class Model:
             with torch.no_grad():
                 logits = self.logits(params, x)
         except (RuntimeError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise UserError(f"{not_last} ({_first_line(error)})") from error
+            raise UserError(f"{not_last} ({first_line(error)})") from error
         if logits.shape != self.task.answer_shape(x, num_classes):
             raise UserError(
                 f"`model` answers {len(x)} samples with shape {tuple(logits.shape)}; its classifier must give one "
@@ -291,7 +297,7 @@ class Model:
         except Exception as error:
             # A user's own `forward` can raise anything.
             raise UserError(
-                f"`model` cannot read samples of shape {tuple(x.shape[1:])}: {_first_line(error)}; give a network that "
+                f"`model` cannot read samples of shape {tuple(x.shape[1:])}: {first_line(error)}; give a network that "
                 f"reads {[len(x), *x.shape[1:]]} for {len(x)} samples, or samples of the shape it reads."
             ) from error
         if not isinstance(answer, Tensor):
@@ -342,7 +348,3 @@ def _check_finite(output: Tensor, x: Tensor) -> None:
         f"`model` computes numbers that are not finite from samples that {reach} {kind}; bring the samples to a scale "
         "near 1, or check the weights it starts from."
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,10 @@ META = torch.device("meta")
 def trace_update(method: Method, server: Tree, data: ClientData) -> LocalResult:
     """Follow one local update of the first round by its shapes; the result has shapes and types and no content."""
     key = make_key(0)
-    client = tree_map(_to_meta, method.init_client(method.setup.model.init_params(), key))
+    params, frozen = method.setup.model.init_params(), method.setup.model.frozen
+    traced_model = method.setup.model.starting_from({**params, **tree_map(_to_meta, frozen)})
+    method = replace(method, setup=replace(method.setup, model=traced_model))
+    client = tree_map(_to_meta, method.init_client(params, key))
     message = method.download(tree_map(_to_meta, server), _to_meta(torch.tensor(0)))
     samples, mean, std = map(_to_meta, data.source[:3])
     source = Source(samples, mean, std, data.source.augmentation)

@@ -135,7 +135,7 @@ def make_method(
     except UserError as error:
         raise UserError(f"`method.name` is `{experiment.method.name}`: {error}") from None
     if initial is not None:
-        model = model.starting_from(fit_to(dict(initial), model.init_params()))
+        model = model.starting_from(fit_to(dict(initial), {**model.init_params(), **model.frozen}))
     return replace(method, setup=replace(setup, model=model))
 
 

@@ -260,9 +260,9 @@ def begin(folder: Path, built: Built) -> None:
     """Write the record of a run that has not begun: what `run` goes on from."""
     config = built.experiment.to_toml()
     Recorder.begin(folder, config, built.split.to_json(), environment())
-    initial = built.method.setup.model.init_params()
+    model = built.method.setup.model
     note = {**built.signature.to_dict(), "partition": built.split.sha256}
-    Checkpoint.create(folder, config, len(built.federation.clients), initial, note)
+    Checkpoint.create(folder, config, len(built.federation.clients), {**model.init_params(), **model.frozen}, note)
 
 
 def run_all(jobs: Iterable[PreparedRun], observer: Observer) -> list[str]:

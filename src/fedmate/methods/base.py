@@ -29,9 +29,8 @@ class SharedServer(Method):
 
     def wire(self, round_number: int) -> Wire:
         """What is shared crosses both ways, and the client's size goes up."""
-        buffers = self.setup.model.shared_buffers
-        named = (part for part, names in self._shared_names.items() if names)
-        parts = frozenset(part for part in named if part != "buffers" or part in buffers)
+        buffers = bool(self.setup.model.shared_buffers)
+        parts = frozenset(p for p, names in self._shared_names.items() if p != "buffers" or (names and buffers))
         return Wire(down=parts, up=parts | {"num_samples"} if parts else parts)
 
     def download(self, server: Tree, client_id: Tensor) -> Tree:
