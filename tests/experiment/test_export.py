@@ -112,6 +112,32 @@ def test_statistics_leave_with_the_model(tmp_path: Path, buffers: BufferPolicy) 
         assert balanced(exported, *split) == pytest.approx(record.clients[0]["global_balanced"], abs=1e-9)
 
 
+def half_frozen(seed: int) -> nn.Module:
+    module = network()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        nn.init.normal_(module.get_parameter("body.weight"))
+    module.get_submodule("body").requires_grad_(False)
+    return module
+
+
+def test_what_is_frozen_leaves_with_the_model_as_the_run_had_it(tmp_path: Path) -> None:
+    """The record holds it, so that a network with other numbers does no harm."""
+    folder, data = tmp_path / "run", pool()
+    record = fedmate.run(method="fedavg", set=OWN, data=data, model=half_frozen(1), classifier="head", out=folder)
+    split = data.arrays.test
+    assert split is not None
+    model = fedmate.export(folder, global_=True, model=half_frozen(2))
+    assert balanced(model, *split) == pytest.approx(record.clients[0]["global_balanced"], abs=1e-9)
+    exported, began = model.module.get_parameter("body.weight"), half_frozen(1).get_parameter("body.weight")
+    torch.testing.assert_close(exported, began.double(), rtol=0, atol=0)
+    with pytest.raises(UserError, match="`model` has another structure"):
+        fedmate.export(folder, global_=True, model=network())
+    model.save(tmp_path / "model.safetensors")
+    loaded = fedmate.load_model(tmp_path / "model.safetensors", model=half_frozen(3))
+    torch.testing.assert_close(loaded.module.get_parameter("body.weight"), exported, rtol=0, atol=0)
+
+
 def test_a_network_and_data_from_python_are_asked_for(tmp_path: Path) -> None:
     """The data, where a method trains before use."""
     folder = tmp_path / "run"

@@ -80,7 +80,10 @@ class UserInputs(NamedTuple):
                 )
         if self.module is not None:
             if experiment.model.options["digest"] != structure(self.module):
-                raise UserError("`model` has another structure than the network the run began with; give the same one.")
+                raise UserError(
+                    "`model` has another structure than the network the run began with; give the same one, with the "
+                    "same layers frozen."
+                )
             layer = experiment.model.options["layer"]
             if self.classifier not in (None, layer):
                 raise UserError(
@@ -109,6 +112,7 @@ def structure(module: nn.Module) -> str:
             f"`model` has `{lazy}` of a lazy layer, which has no shape yet; run one sample through it first."
         )
     shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
+    shapes += [f"{name} is frozen" for name, parameter in module.named_parameters() if not parameter.requires_grad]
     return hashlib.sha256("\n".join([repr(module), *shapes]).encode()).hexdigest()
 
 
