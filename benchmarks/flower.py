@@ -115,7 +115,7 @@ def measure_bytes(rounds: int, folder: Path) -> Iterator[Row]:
         case, token = Case(method=name, clients=1, samples=50, epochs=1), "ab" * 16
         method, federation, key = make_method(case), make_federation(case), make_randomness(case)
         store = ClientState(folder / name, token, 0)
-        client = Client(0, Flower(method, federation, key), store, federation.clients[0], federation.test)
+        client = Client(0, Flower(method, federation, key), store, federation.clients[0], federation.tests(0))
         server = method.init_server(method.setup.model.init_params(), 1, key)
         download = select(method.download(server, torch.tensor(0)), method.wire(0).down)
         request = messages.Request("train", 0, False, flatten(download))

@@ -159,9 +159,9 @@ class Lab:
     def train(self, server: Tree, client: Tree, t: int, i: int, data: ClientData | None = None) -> ClientResult:
         """Run client `i`'s part of round `t`, on other data if some are given."""
         data = self.federation.clients[i] if data is None else data
-        download, test = self.received(server, t, i), self.federation.test
+        download, tests = self.received(server, t, i), self.federation.tests(i)
         with torch.no_grad(), unmapped():
-            return train_client(self.method, t, client, download, data, self.client_key(t, i), test)
+            return train_client(self.method, t, client, download, data, self.client_key(t, i), tests)
 
     @cached_property
     def first(self) -> Step:

@@ -113,8 +113,11 @@ def test_views_are_there_as_declared(any_lab: Lab, backend_name: str) -> None:
         for name, view in result.views.items():
             if view is not None:
                 assert view.clients == (participants if name == "post" else any_lab.everyone)
-                assert view.accuracies.shape == (len(view.clients), 2, method.setup.num_classes)
-                assert bool(((view.accuracies >= 0) & (view.accuracies <= 1)).all())
+                assert list(view.tests) == ["balanced", "own"]
+                for statistics in view.tests.values():
+                    hits, labels, answers = statistics["tally"].unbind(1)
+                    assert hits.shape == (len(view.clients), method.setup.num_classes)
+                    assert bool(((hits >= 0) & (hits <= labels) & (answers >= 0)).all())
 
 
 # -------------------- what crosses
@@ -199,7 +202,7 @@ def test_awkward_clients_leave_everything_finite(any_lab: Lab, backend_name: str
         for report in result.reports:
             assert report.valid
             assert torch.isfinite(torch.tensor([report.loss_before, report.loss_after])).all()
-        assert all(all_finite({name: view.accuracies}) for name, view in result.views.items() if view is not None)
+        assert all(all_finite(view.tests) for view in result.views.values() if view is not None)
     for client in history.clients:
         assert all_finite(client)
 

@@ -15,22 +15,22 @@ from torch.testing import assert_close
 from fedmate.backends import BACKENDS, Backend
 from fedmate.backends import client as client_module
 from fedmate.backends.base import Round, initial_held_out_client, welcome
-from fedmate.backends.client import adapt_client
+from fedmate.backends.client import adapt_client, judge
 from fedmate.core import (
     Augmentation,
     ClientData,
+    EvaluationData,
     Method,
-    Model,
     Source,
     Training,
     Tree,
     adjusted,
-    class_accuracies,
     fold,
     make_key,
     random_bits,
     rows_of,
     select,
+    statistics,
     tree_map,
     unmapped,
 )
@@ -56,21 +56,22 @@ def joined(lab: Lab, *newcomers: ClientData) -> Lab:
     more = replace(lab, federation=lab.federation._replace(held_out_clients=people))
     # Training is the same, so it is done once for all tests of a method: with accuracies, also if this test is `fine`.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_module, "class_accuracies", class_accuracies)
+        patch.setattr(client_module, "judge", judge)
         vars(more)["started"] = lab.started
     return more
 
 
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report logits instead of accuracies, which are too coarse to tell two models apart."""
+    """Report logits instead of counts, which are too coarse to tell two models apart."""
 
-    def logits(
-        model: Model, params: Tree, test: ClientData, num_classes: int, adjustment: Tensor | None = None
-    ) -> Tensor:
-        return adjusted(model.logits(params, test.x), adjustment).flatten()
+    def logits(method: Method, params: Tree, data: ClientData, tests: EvaluationData, is_global: bool) -> Tensor:
+        assert tests.common is not None
+        answers = method.setup.model.logits(params, tests.common.x)
+        own = method.setup.objective.for_own(method.counts(data), is_global)
+        return torch.stack([adjusted(answers, one).flatten() for one in (None, own)])
 
-    monkeypatch.setattr(client_module, "class_accuracies", logits)
+    monkeypatch.setattr(client_module, "judge", logits)
 
 
 def adapted(lab: Lab, backend: Backend) -> Tree:
@@ -124,7 +125,7 @@ def test_the_message_is_for_a_stranger(make_lab: MakeLab, backend_name: str, mon
     assert_close(found["before"][0, 0], model.logits(by_hand(lab, 0)[0], lab.federation.test.x).flatten())
 
 
-def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> None:
+def test_what_is_reported_counts_answers(plain_lab: Lab, backend_name: str) -> None:
     lab = joined(plain_lab)
     model, test, classes = lab.method.setup.model, lab.federation.test, lab.federation.num_classes
     found = adapted(lab, lab.backend(backend_name))
@@ -133,8 +134,10 @@ def test_what_is_reported_are_accuracies(plain_lab: Lab, backend_name: str) -> N
         counts = lab.method.counts(lab.federation.held_out_clients[i])
         own = lab.method.setup.objective.for_own(counts, is_global=False)
         for name, params in (("before", before), ("after", after)):
-            rows = [class_accuracies(model, params, test, classes, adjustment) for adjustment in (None, own)]
-            assert_close(found[name][i], torch.stack(rows))
+            for kind, adjustment in (("balanced", None), ("own", own)):
+                confusion = statistics(model, params, test, classes, adjustment)["confusion"].double()
+                tally = found[name][kind]["tally"][i]
+                assert_close(tally[:2], torch.stack([confusion.diagonal(), confusion.sum(1)]), rtol=0, atol=0)
 
 
 def test_newcomers_do_not_touch_training(plain_lab: Lab, backend_name: str) -> None:
@@ -163,7 +166,7 @@ def test_they_meet_the_model_that_the_round_has_made(plain_lab: Lab, backend_nam
     result = backend.run_round(lab.server(), Round(0, lab.everyone, evaluate=True))
     with torch.no_grad():
         later = backend.adapt(result.server, Round(0, lab.everyone, evaluate=True))
-    assert_close(result.held_out_clients, later, rtol=0, atol=0)
+    assert_close({name: view.tests for name, view in result.held_out_clients.items()}, later, rtol=0, atol=0)
 
 
 def test_they_are_met_when_a_round_is_evaluated(plain_lab: Lab, backend_name: str) -> None:

@@ -24,6 +24,7 @@ from fedmate.core import (
     PER_CLIENT,
     Augmentation,
     ClientData,
+    EvaluationData,
     LocalResult,
     Method,
     Source,
@@ -186,13 +187,13 @@ def test_many_clients_at_once_are_many_single_ones(any_lab: Lab) -> None:
     With the largest client and the two awkward ones; back ends are held against the loop with all.
     """
     method, test = any_lab.method, any_lab.federation.test
-    server, clients = any_lab.started
+    (server, clients), tests = any_lab.started, EvaluationData(test, test)
 
     def one(t: int, client_id: Tensor, client: Tree, own: ClientData, key: Tensor) -> Tree:
         whole = method.download(server, client_id)
         download = {part: value for part, value in whole.items() if part in method.wire(t).down}
-        trained = train_client(method, t, client, download, own, key, test)
-        _, seen = view_client(method, trained.client, download, own, key, test)
+        trained = train_client(method, t, client, download, own, key, tests)
+        _, seen = view_client(method, trained.client, download, own, key, tests)
         return {"trained": trained._asdict(), "seen": seen, "views": views(method, client, download, own, key)}
 
     few, ids, per_client = any_lab.federation.clients[:3], torch.arange(3), (0, 0, PER_CLIENT, 0)
@@ -309,14 +310,14 @@ def trace(lab: Lab) -> None:
 def _round(method: Method, t: int, inputs: Tree) -> None:
     """Run a whole round, evaluation included."""
     server, key, test = inputs["server"], inputs["key"], as_data(inputs["test"], Augmentation())
-    trained = []
+    trained, tests = [], EvaluationData(test, test)
     with torch.no_grad():
         for name, client in inputs["states"].items():
             data = as_data(inputs["data"][name], Augmentation(crop=1, flip=True))
             whole = method.download(server, inputs["ids"][name])
             download = {part: value for part, value in whole.items() if part in method.wire(t).down}
-            trained.append(train_client(method, t, client, download, data, key, test))
-            view_client(method, client, download, data, key, test)
+            trained.append(train_client(method, t, client, download, data, key, tests))
+            view_client(method, client, download, data, key, tests)
         uploads = stack([result.upload for result in trained])
         ids = torch.stack(list(inputs["ids"].values()))
         method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
@@ -345,13 +346,14 @@ class NoNumbers(TorchFunctionMode):
 
 def test_nothing_in_a_round_is_made_of_numbers(lab: Lab) -> None:
     lab = lab.with_few_steps()
-    method, test, (server, clients) = lab.method, lab.federation.test, lab.started
+    method, (server, clients) = lab.method, lab.started
+    tests = EvaluationData(lab.federation.test, lab.federation.test)
     for t in lab.structures().values():
         downloads, key = {i: lab.received(server, t, i) for i in (0, 1)}, lab.client_key(t, 0)
         ids, people = torch.arange(2), lab.federation.clients
         with NoNumbers(), torch.no_grad():
-            trained = [train_client(method, t, clients[i], downloads[i], people[i], key, test) for i in downloads]
-            view_client(method, clients[0], downloads[0], people[0], key, test)
+            trained = [train_client(method, t, clients[i], downloads[i], people[i], key, tests) for i in downloads]
+            view_client(method, clients[0], downloads[0], people[0], key, tests)
             uploads = stack([result.upload for result in trained])
             method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
 

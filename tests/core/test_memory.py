@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedmate.core.data import ClientData, client_data
 from fedmate.core.execution import remembered_features
-from fedmate.core.metrics import all_features, class_accuracies, mean_loss
+from fedmate.core.metrics import all_features, mean_loss, statistics
 from fedmate.core.model import Model
 from fedmate.core.random import make_key
 from fedmate.core.tree import Tree, tree_map
@@ -44,10 +44,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_same_tensors_are_looked_at_once(model: Model, passes: list[int]) -> None:
     params, data = model.init_params(), make_data(9)
-    expected = mean_loss(model, params, data), class_accuracies(model, params, data, 4)
+    expected = mean_loss(model, params, data), statistics(model, params, data, 4)
     passes.clear()
     with remembered_features():
-        found = mean_loss(model, params, data), class_accuracies(model, params, data, 4)
+        found = mean_loss(model, params, data), statistics(model, params, data, 4)
         # Another classifier sees the same features.
         other: Tree = {**params, "classifier": tree_map(lambda leaf: leaf + 1, params["classifier"])}
         mean_loss(model, other, data)

@@ -18,9 +18,15 @@ def matrix(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def view(clients: tuple[int, ...], accuracies: Tensor) -> View:
-    """Of models that are the same for both tests."""
-    return View(clients, torch.stack([accuracies, accuracies], 1))
+def view(clients: tuple[int, ...], accuracies: Tensor, own: Tensor | None = None) -> View:
+    """Of ten samples of each class; of none where the accuracy is NaN."""
+
+    def tally(accuracies: Tensor) -> Tensor:
+        labels = torch.where(accuracies.isnan(), 0.0, 10.0)
+        return torch.stack([(10 * accuracies).nan_to_num(0), labels, labels], 1)
+
+    own = accuracies if own is None else own
+    return View(clients, {"balanced": {"tally": tally(accuracies)}, "own": {"tally": tally(own)}})
 
 
 LABELS = matrix([0.5, 0.5, 0.0], [0.0, 0.25, 0.75])
@@ -51,7 +57,7 @@ def test_both_tests_by_hand() -> None:
 def test_each_test_has_accuracies_of_its_own() -> None:
     """Those of models as they are, and of models adjusted to what the client holds."""
     plain, adjusted = matrix([1.0, 0.5, 0.0], [0.2, 0.4, 0.9]), matrix([0.9, 0.9, 0.1], [0.0, 0.0, 1.0])
-    figures = evaluate_view(View((0, 1), torch.stack([plain, adjusted], 1)), LABELS)
+    figures = evaluate_view(view((0, 1), plain, adjusted), LABELS)
     assert figures["balanced"] == evaluate_view(view((0, 1), plain), LABELS)["balanced"]
     assert figures["own"] == evaluate_view(view((0, 1), adjusted), LABELS)["own"]
 

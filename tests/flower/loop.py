@@ -46,7 +46,7 @@ class Loop(Transport):
     def client(self, number: int) -> Client:
         federation, state = self.ready.federation, ClientState(self.folder, TOKEN, number)
         backend = Flower(self.ready.method, federation, make_key(3))
-        return Client(number, backend, state, federation.clients[number], federation.test)
+        return Client(number, backend, state, federation.clients[number], federation.tests(number))
 
     def send(self, requests: Mapping[int, Request], wanted: int) -> dict[int, Reply]:
         self.wanted.append(wanted)

@@ -48,7 +48,7 @@ def test_clients_give_the_numbers_of_the_reference(method: str, tmp_path: Path) 
         for name, view in other.views.items():
             assert (one.views[name] is None) == (view is None)
             if view is not None:
-                assert_close(one.views[name].accuracies, view.accuracies, rtol=0, atol=0)  # type: ignore[union-attr]
+                assert_close(one.views[name].tests, view.tests, rtol=0, atol=0)  # type: ignore[union-attr]
 
 
 def test_messages_hold_what_wire_names_and_the_log_has_what_left(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import fedmate
-from fedmate.backends.client import accuracies
-from fedmate.core import flatten
+from fedmate.backends.client import judge
+from fedmate.core import EvaluationData, flatten
 from fedmate.errors import FedmateError, UserError
 from fedmate.experiment.predict import load_model
 from fedmate.experiment.record import Record
@@ -197,8 +197,11 @@ def ask(site: Client, kind: Any) -> Answer:
 def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) -> None:
     """The accuracy on a test distributed as its samples: by hand, and of the model that it keeps."""
     site = app.open(PRIOR, 0)
-    assert site.backend.method.setup.class_counts(site.data).tolist() == [0, 8, 24]
-    assert site.backend.method.setup.class_counts(site.test).tolist() == [0, 2, 6]
+    method, local = site.backend.method, site.tests.local
+    assert local is not None
+    assert site.tests.common is None
+    assert method.setup.class_counts(site.data).tolist() == [0, 8, 24]
+    assert method.setup.class_counts(local).tolist() == [0, 2, 6]
     metrics = ask(site, "train").metrics
     assert metrics.keys() == {"losses", "valid", "post"}
     assert len(metrics["post"]) == 1
@@ -209,13 +212,13 @@ def test_a_site_keeps_its_own_model_and_tells_one_number_for_a_view(app: App) ->
     assert all(len(numbers) == 1 for numbers in view.metrics.values())
     model = load_model(kept)
     assert (model.origin["client"], model.origin["round"]) == (0, 1)
-    right = model.predict(site.test.source.samples[site.test.rows].numpy(), prior="own").labels == site.test.y.numpy()
+    right = model.predict(local.source.samples[local.rows].numpy(), prior="own").labels == local.y.numpy()
     assert view.metrics["pre"] == [pytest.approx(right.mean())]
-    method = site.backend.method
-    plain, own = accuracies(method, method.setup.model.init_params(), site.data, site.test, True).tolist()
-    assert own[1:] != plain[1:]
-    assert np.isnan(own[0])
-    assert view.metrics["pre"] == [pytest.approx((8 * own[1] + 24 * own[2]) / 32)]
+    judged = judge(method, method.setup.model.init_params(), site.data, EvaluationData(local, local), is_global=True)
+    hits, labels, _ = judged["local"]["tally"].tolist()
+    assert hits != judged["balanced"]["tally"][0].tolist()
+    assert labels == [0, 2, 6]
+    assert view.metrics["pre"] == [pytest.approx((8 * hits[1] / 2 + 24 * hits[2] / 6) / 32)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedmate.backends.client import ClientResult, accuracies
+from fedmate.backends.client import ClientResult, judge
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import (
     BOOKKEEPING,
@@ -23,6 +23,7 @@ from fedmate.core import (
     num_bytes,
     remembered_features,
     select,
+    stack,
     unmapped,
     where,
 )
@@ -57,13 +58,12 @@ class ClientReport(NamedTuple):
 
 
 class View(NamedTuple):
-    """The accuracies of one view."""
+    """What one view is judged by."""
 
     clients: tuple[int, ...]
     """The ids of those evaluated."""
-    accuracies: Tensor
-    """`[clients, 2, classes]`, shares in 0..1, NaN where the test split has no sample of a class: of the model itself,
-    and of the model adjusted to the client's own distribution, the same unless the method does that."""
+    tests: Tree
+    """Of each test the task's statistics, `[clients, ...]`, by name."""
 
 
 class RoundResult(NamedTuple):
@@ -75,8 +75,8 @@ class RoundResult(NamedTuple):
     """One per participant, in the order of their ids."""
     views: dict[str, View | None]
     """By name, empty in a round that is not evaluated; `None` for a view the method does not have."""
-    held_out_clients: dict[str, Tensor]
-    """Accuracies `[clients, 2, classes]` `before` and `after` adapting; empty unless evaluated."""
+    held_out_clients: dict[str, View]
+    """`before` and `after` adapting; empty unless evaluated."""
     diagnostics: Tree
     """Of the `clients`, a stack in the order of `reports`, and of the `server`."""
     aggregated: bool
@@ -153,11 +153,11 @@ class Backend(ABC):
 
     @abstractmethod
     def view(self, server: Tree, task: Round) -> Tree:
-        """Return the accuracies `[clients, 2, classes]` of the views that each client has after the next broadcast."""
+        """Return the statistics of the views that each client has after the next broadcast, as stacks."""
 
     @abstractmethod
     def adapt(self, server: Tree, task: Round) -> Tree:
-        """Return the accuracies `[clients, 2, classes]` `before` and `after` each held-out client adapts."""
+        """Return the statistics `before` and `after` each held-out client adapts, as stacks."""
 
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to; nothing in it is mapped."""
@@ -204,14 +204,15 @@ class Backend(ABC):
         ]
         everyone = tuple(range(len(self.federation.clients)))
         views: dict[str, View | None] = {
-            name: View(task.participants if name == "post" else everyone, accuracies)
-            for name, accuracies in outcome["views"].items()
+            name: View(task.participants if name == "post" else everyone, tests)
+            for name, tests in outcome["views"].items()
         }
         if task.evaluate:
             views.setdefault("global", None)
         diagnostics = {"clients": outcome["diagnostics"], "server": server.get("diagnostics", {})}
-        held_out, aggregated = outcome["held_out_clients"], bool(outcome["aggregated"])
-        return RoundResult(server, reports, views, held_out, diagnostics, aggregated)
+        away = tuple(range(len(self.federation.held_out_clients)))
+        held_out = {name: View(away, tests) for name, tests in outcome["held_out_clients"].items()}
+        return RoundResult(server, reports, views, held_out, diagnostics, bool(outcome["aggregated"]))
 
     def participants(self, task: Round) -> Tensor:
         """Return the ids of those who take part, on the device."""
@@ -238,10 +239,10 @@ class Backend(ABC):
         # What lies with sites is tested there, in the models that they hold.
         if params is None or private or self.federation.at_sites:
             return {}
-        clients, test = self.federation.clients, self.federation.test
+        clients, tests = enumerate(self.federation.clients), self.federation.tests
         with remembered_features():
-            found = [accuracies(self.method, params, data, test, is_global=True) for data in clients]
-        return {"global": torch.stack(found)}
+            found = [judge(self.method, params, data, tests(i), is_global=True, whole=True) for i, data in clients]
+        return {"global": stack(found)}
 
 
 def initial_held_out_client(method: Method, key: Tensor, number: int) -> Tree:

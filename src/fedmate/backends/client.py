@@ -10,14 +10,15 @@ from torch import Tensor
 from fedmate.backends.validation import is_sound
 from fedmate.core import (
     ClientData,
+    EvaluationData,
     Method,
     Tree,
     all_finite,
-    class_accuracies,
     fold,
     mean_loss,
     remembered_features,
     select,
+    statistics,
     where,
 )
 
@@ -34,7 +35,7 @@ class ClientResult(NamedTuple):
     loss: Tensor
     """Mean cross-entropy on its own samples before and after local training, `[2]`."""
     views: Tree
-    """The `accuracies` of the `post` view; empty in a round that is not evaluated."""
+    """What `judge` says of the `post` view; empty in a round that is not evaluated."""
     diagnostics: Tree
 
 
@@ -45,9 +46,9 @@ def train_client(
     download: Tree,
     data: ClientData,
     key: Tensor,
-    test: ClientData | None,
+    tests: EvaluationData | None,
 ) -> ClientResult:
-    """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if `test` is given."""
+    """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if given `tests`."""
     model = method.setup.model
     received = method.personal_params(client, download)
     with remembered_features():
@@ -60,7 +61,7 @@ def train_client(
     # What diverged is thrown away: the client holds on to what it had.
     held = where(valid, result.params, received)
     with remembered_features():
-        views = {} if test is None else {"post": accuracies(method, held, data, test, is_global=False)}
+        views = {} if tests is None else {"post": judge(method, held, data, tests, is_global=False)}
     return ClientResult(
         client=where(valid, result.client, client),
         upload=upload,
@@ -90,36 +91,51 @@ def adapt_client(
 
 
 def view_client(
-    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
+    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, tests: EvaluationData
 ) -> tuple[Tree, Tree]:
-    """Return the model that a client holds after a broadcast, and the `accuracies` of that and of its extra views."""
+    """Return the model that a client holds after a broadcast, and what `judge` says of that and of its extra views."""
     with remembered_features():
         personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
-        pre = accuracies(method, personal, data, test, method.is_global)
+        pre = judge(method, personal, data, tests, method.is_global)
         extra = method.extra_views(client, download, data, fold(key, "views"))
-        others = {name: accuracies(method, params, data, test, is_global=False) for name, params in extra.items()}
+        others = {name: judge(method, params, data, tests, is_global=False) for name, params in extra.items()}
         return personal, {"pre": pre, **others}
 
 
 def view_held_out_client(
-    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, test: ClientData
+    method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor, tests: EvaluationData
 ) -> Tree:
-    """Return a held-out client's `accuracies`, `before` and `after` it adapts."""
+    """Return what `judge` says of a held-out client's model, `before` and `after` it adapts."""
     before, after, _ = adapt_client(method, client, download, data, key)
     with remembered_features():
         return {
-            "before": accuracies(method, before, data, test, method.is_global),
-            "after": accuracies(method, after, data, test, is_global=False),
+            "before": judge(method, before, data, tests, method.is_global),
+            "after": judge(method, after, data, tests, is_global=False),
         }
 
 
-def accuracies(method: Method, params: Tree, data: ClientData, test: ClientData, is_global: bool) -> Tensor:
-    """Return the accuracies of a model, `[tests, classes]`: as it is, and adjusted to what a client holds.
+def judge(
+    method: Method, params: Tree, data: ClientData, tests: EvaluationData, is_global: bool, *, whole: bool = False
+) -> Tree:
+    """Return what metrics need of a model's answers, by test.
 
-    The first are for a test of which the client's distribution says nothing, the second for one that has it.
-    `is_global` tells the global model from one that a client has trained for itself.
+    In `balanced` all classes weigh alike. The model answers as one of the client's in the other two: `own` weighs the
+    same samples by the client's distribution, `local` are samples of its own.
+
+    `is_global` tells the global model from one that a client has trained for itself; `whole` keeps also what is too
+    large for every client.
     """
-    model, classes, objective = method.setup.model, method.setup.num_classes, method.setup.objective
-    counts = method.counts(data)
-    adjustments = objective.for_balanced(counts, is_global), objective.for_own(counts, is_global)
-    return torch.stack([class_accuracies(model, params, test, classes, one) for one in adjustments])
+    setup, found, counts = method.setup, Tree(), method.counts(data)
+    model, own = setup.model, setup.objective.for_own(counts, is_global)
+
+    def count(test: ClientData, adjustment: Tensor | None) -> Tree:
+        return statistics(model, params, test, setup.num_classes, adjustment)
+
+    if tests.common is not None:
+        balanced = count(tests.common, setup.objective.for_balanced(counts, is_global))
+        shares = setup.class_shares(data)
+        found["balanced"] = model.task.summary(balanced, torch.ones_like(shares), whole=whole)
+        found["own"] = model.task.summary(count(tests.common, own), shares)
+    if tests.local is not None:
+        found["local"] = model.task.summary(count(tests.local, own), None)
+    return found

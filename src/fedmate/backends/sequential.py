@@ -76,11 +76,12 @@ class Sequential(Backend):
         downloads = [self._download(server, task.number, i) for i in ids]
         trained: list[ClientResult] = list(
             self._map(
-                partial(train_client, self.method, task.number, test=self.federation.test if task.evaluate else None),
+                partial(train_client, self.method, task.number),
                 [self._states[i] for i in ids],
                 downloads,
                 [clients[i] for i in ids],
                 [self._key(task, i) for i in ids],
+                [self.federation.tests(i) if task.evaluate else None for i in ids],
             )
         )
         self.restore(dict(zip(ids, (result.client for result in trained), strict=True)))
@@ -94,9 +95,9 @@ class Sequential(Backend):
 
         def view(i: int) -> Tree:
             download, data = self._download(server, task.number + 1, i), self.federation.clients[i]
-            key, test = self._key(task, i), self.federation.test
+            key, tests = self._key(task, i), self.federation.tests(i)
             with remembered_features(memory):
-                return view_client(self.method, self._states[i], download, data, key, test)[1]
+                return view_client(self.method, self._states[i], download, data, key, tests)[1]
 
         return stack(list(self._map(view, range(len(self._states)))))
 
@@ -106,7 +107,8 @@ class Sequential(Backend):
 
         def adapt(i: int) -> Tree:
             data, key = self.federation.held_out_clients[i], fold(self.key, "newcomer round", task.number, i)
-            return view_held_out_client(self.method, states[i], download, data, key, self.federation.test)
+            tests = self.federation.tests(len(self.federation.clients) + i)
+            return view_held_out_client(self.method, states[i], download, data, key, tests)
 
         return stack(list(self._map(adapt, range(len(states)))))
 

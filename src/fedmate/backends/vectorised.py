@@ -7,7 +7,7 @@ federation fast, on a CPU it pays for small models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, final, overload
+from typing import NamedTuple, TypeAlias, final, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from fedmate.backends.sequential import Sequential
 from fedmate.core import (
     PER_CLIENT,
     ClientData,
+    EvaluationData,
     Federation,
     Method,
     Tree,
@@ -37,6 +38,9 @@ from fedmate.core import (
 
 ALIKE: dict[Precision, float] = {"strict": 0.01, "tf32": 0.1, "bf16": 0.3}
 """How far a trial round may lie from the loop's, relative to how far a round goes: rounding lets other pixels win."""
+
+
+Local: TypeAlias = ClientData | None
 
 
 class Structure(NamedTuple):
@@ -67,6 +71,8 @@ class Vectorised(Backend):
         self.method = accelerate(method, federation, precision, self.warnings.append)
         self._stack = stack(self.initial_clients())
         self._data = stack_clients(federation.clients)
+        self._local_tests = stack_clients(federation.local_tests) if federation.local_tests else None
+        self._local_axes = PER_CLIENT if federation.local_tests else None
         self._replays = Replays(tape_for(key.device), self.warnings.append)
         self._crossed: dict[Structure, Crossed] = {}
         self._moment: Tree | None = None
@@ -145,15 +151,14 @@ class Vectorised(Backend):
 
     def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Train the participants in one go, or in chunks."""
-        test = self.federation.test if task.evaluate else None
         ids = self.participants(task)
 
-        def train_one(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> ClientResult:
-            download = self.download(server, task.number, client_id)
-            return train_client(self.method, task.number, client, download, data, key, test)
+        def train_one(client_id: Tensor, client: Tree, data: ClientData, key: Tensor, local: Local) -> ClientResult:
+            download, tests = self.download(server, task.number, client_id), EvaluationData(self.federation.test, local)
+            return train_client(self.method, task.number, client, download, data, key, tests if task.evaluate else None)
 
-        trained: ClientResult = vmap(train_one, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(
-            ids, *self._rows(task, ids)
+        trained: ClientResult = vmap(train_one, (0, 0, PER_CLIENT, 0, self._local_axes), chunk_size=self.chunk_size)(
+            ids, *self._rows(task, ids), self._local(ids)
         )
         # All clients at once is the common case, and needs no copy.
         if len(ids) == len(self.federation.clients):
@@ -168,11 +173,16 @@ class Vectorised(Backend):
         """Evaluate every client after a download made for that alone, which is not counted."""
         ids = torch.arange(len(self.federation.clients), device=self.key.device)
 
-        def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor) -> Tree:
-            download = self.download(server, task.number + 1, client_id)
-            return view_client(self.method, client, download, data, key, self.federation.test)[1]
+        def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor, local: Local) -> Tree:
+            download, tests = (
+                self.download(server, task.number + 1, client_id),
+                EvaluationData(self.federation.test, local),
+            )
+            return view_client(self.method, client, download, data, key, tests)[1]
 
-        views: Tree = vmap(view, (0, 0, PER_CLIENT, 0), chunk_size=self.chunk_size)(ids, *self._rows(task, ids))
+        views: Tree = vmap(view, (0, 0, PER_CLIENT, 0, self._local_axes), chunk_size=self.chunk_size)(
+            ids, *self._rows(task, ids), self._local(ids)
+        )
         return views
 
     def adapt(self, server: Tree, task: Round) -> Tree:
@@ -180,16 +190,24 @@ class Vectorised(Backend):
         download = welcome(self.method, server, self.key.device)
         ids = torch.arange(len(self.federation.held_out_clients), device=self.key.device)
 
-        def adapt(client: Tree, data: ClientData, key: Tensor) -> Tree:
-            return view_held_out_client(self.method, client, download, data, key, self.federation.test)
+        def adapt(client: Tree, data: ClientData, key: Tensor, local: Local) -> Tree:
+            tests = EvaluationData(self.federation.test, local)
+            return view_held_out_client(self.method, client, download, data, key, tests)
 
         states, data = stack(self.initial_held_out_clients()), stack_clients(self.federation.held_out_clients)
         keys = fold(self.key, "newcomer round", self._number(task), ids)
-        views: Tree = vmap(adapt, (0, PER_CLIENT, 0), chunk_size=self.chunk_size)(states, data, keys)
+        local = self._local(ids + len(self.federation.clients))
+        views: Tree = vmap(adapt, (0, PER_CLIENT, 0, self._local_axes), chunk_size=self.chunk_size)(
+            states, data, keys, local
+        )
         return views
 
     def _number(self, task: Round) -> int | Tensor:
         return task.number if self._moment is None else self._moment["round"]
+
+    def _local(self, ids: Tensor) -> Local:
+        """Return some clients' own samples for testing."""
+        return self._local_tests and self._local_tests.map(lambda leaf: leaf[ids])
 
     def _rows(self, task: Round, ids: Tensor) -> tuple[Tree, ClientData, Tensor]:
         """Return the states, the data and the keys of some clients."""

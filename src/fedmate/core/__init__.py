@@ -4,6 +4,7 @@ from fedmate.core.data import (
     PER_CLIENT,
     Batch,
     ClientData,
+    EvaluationData,
     Federation,
     batches,
     class_means,
@@ -26,7 +27,7 @@ from fedmate.core.method import (
     Training,
     Wire,
 )
-from fedmate.core.metrics import class_accuracies, mean_loss
+from fedmate.core.metrics import mean_loss, statistics
 from fedmate.core.model import MODEL_PARTS, Model
 from fedmate.core.objective import ObjectiveOptions, estimate_prior, prior_adjustment
 from fedmate.core.options import Limits, option
@@ -61,6 +62,7 @@ __all__ = [
     "Batch",
     "BufferPolicy",
     "ClientData",
+    "EvaluationData",
     "Federation",
     "Instances",
     "Limits",
@@ -81,7 +83,6 @@ __all__ = [
     "adjusted",
     "all_finite",
     "batches",
-    "class_accuracies",
     "class_means",
     "classifier_loss",
     "client_data",
@@ -109,6 +110,7 @@ __all__ = [
     "select",
     "stack",
     "stack_clients",
+    "statistics",
     "supervised_loss",
     "tree_map",
     "unflatten",

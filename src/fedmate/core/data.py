@@ -70,6 +70,13 @@ class Batch(NamedTuple):
         return None if self.filled == self.y.shape[0] else self.mask
 
 
+class EvaluationData(NamedTuple):
+    """What the models of a client are tested on."""
+
+    common: ClientData | None  # the test split, the same for every client; sites have none
+    local: ClientData | None = None  # the client's own samples for testing, if it has such
+
+
 class Federation(NamedTuple):
     """The data of an experiment: the clients' own samples and the common test split."""
 
@@ -77,8 +84,16 @@ class Federation(NamedTuple):
     test: ClientData  # the test split, the same for every client
     num_classes: int  # how many classes there are, whether or not a client holds them
     held_out_clients: tuple[ClientData, ...] = ()  # clients that stay out of training and are met afterwards
+    # each client's own samples for testing, then each held-out client's; empty if they have none
+    local_tests: tuple[ClientData, ...] = ()
     # whether samples lie with sites of their own; those here then have their shape, and mean nothing
     at_sites: bool = False
+
+    def tests(self, client: int) -> EvaluationData:
+        """Return what a client is tested on; held-out clients are numbered on from those in training."""
+        return EvaluationData(
+            None if self.at_sites else self.test, self.local_tests[client] if self.local_tests else None
+        )
 
 
 def client_data(x: Tensor, y: Tensor) -> ClientData:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias, final, get_type_hints
 
+import torch
 from torch import Tensor
 
 from fedmate.core.data import ClientData
@@ -66,6 +67,11 @@ class Setup:
     def class_counts(self, data: ClientData) -> Tensor:
         """Return n_ik, how many instances of each class a client holds, `[classes]`."""
         return self.model.task.class_counts(data.y, data.mask, self.num_classes)
+
+    def class_shares(self, data: ClientData) -> Tensor:
+        """Return p_ik, the share of each class in what a client holds, `[classes]`, float64."""
+        counts = self.class_counts(data).to(torch.float64)
+        return counts / counts.sum()
 
 
 class Wire(NamedTuple):

@@ -1,4 +1,4 @@
-"""Measuring a model: its features, its loss on what a client holds, its accuracy for each class."""
+"""Measuring a model: its features, its loss on what a client holds, its answers to a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedmate.core.data import ClientData, class_members
+from fedmate.core.data import ClientData
 from fedmate.core.execution import current_memory, is_unmapped
 from fedmate.core.layers import mask_context
 from fedmate.core.model import Model
@@ -59,15 +59,9 @@ def mean_loss(model: Model, params: Tree, data: ClientData, adjustment: Adjustme
     return model.loss(params, all_features(model, params, data), data.y, data.counted, adjustment)
 
 
-def class_accuracies(
+def statistics(
     model: Model, params: Tree, test: ClientData, num_classes: int, adjustment: Tensor | None = None
-) -> Tensor:
-    """Return the share of each class that is recognised, `[classes]`, float64; NaN where a class has no sample."""
-    right = adjusted(_logits(model, params, test), adjustment).argmax(-1) == test.y
-    # A product, exact for counts: the classes of the test split, which is the same for all, need no copy for each.
-    members = class_members(test.y, test.mask, num_classes).to(torch.float64)
-    return right.to(torch.float64) @ members / members.sum(0)
-
-
-def _logits(model: Model, params: Tree, data: ClientData) -> Tensor:
-    return model.classify(params, all_features(model, params, data))
+) -> Tree:
+    """Return the task's statistics of a model's answers to a test."""
+    logits = adjusted(model.classify(params, all_features(model, params, test)), adjustment)
+    return model.task.statistics(logits, test.y, test.mask, num_classes)

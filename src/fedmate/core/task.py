@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmate.core.options import Registry
+from fedmate.core.tree import Tree
 
 
 class Instances(NamedTuple):
@@ -32,7 +33,7 @@ class Adjustment(NamedTuple):
 
 
 class Task(ABC):
-    """How targets are learnt. Everything maps under vmap, and nothing reads a tensor back to Python.
+    """How targets are learnt and answers judged. Everything maps under vmap, and nothing is read back to Python.
 
     Args:
         label_smoothing: the share of each label that is spread over all classes.
@@ -55,6 +56,20 @@ class Task(ABC):
     @abstractmethod
     def instances(self, z: Tensor, y: Tensor, mask: Tensor) -> Instances:
         """Return the instances of samples with features `z` and targets `y`."""
+
+    @abstractmethod
+    def statistics(self, logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tree:
+        """Return what answers are judged by: whole numbers that add up over samples, in any order."""
+
+    @abstractmethod
+    def summary(self, statistics: Tree, weights: Tensor | None, *, whole: bool = False) -> Tree:
+        """Return what metrics need of statistics, float64, for each model of a federation.
+
+        Args:
+            statistics: the sums of a test.
+            weights: of classes in this test, `[classes]`; `None`: as often as they come.
+            whole: keep also what is too large for every client.
+        """
 
     @abstractmethod
     def class_counts(self, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:

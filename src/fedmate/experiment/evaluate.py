@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedmate.backends.base import RoundResult, View
-from fedmate.core import ClientData, Setup
+from fedmate.core import ClientData, Setup, tree_map
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import RunState
 from fedmate.experiment.inputs import held_out
 from fedmate.experiment.record import TESTS, VIEWS
+from fedmate.tasks.metrics import ACCURACY, Metric
 
 NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
 """The metrics of a run that ended before its first evaluation."""
@@ -28,7 +29,7 @@ def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
     labels = None if federation.at_sites else label_distribution(setup, clients)
     accuracy = {
         name: (view := result.views[name])
-        and (_reported_view(view, len(clients)) if labels is None else evaluate_view(view, labels))
+        and (_reported_view(view, setup, len(clients)) if labels is None else evaluate_view(view, labels))
         for name in (*VIEWS, *sorted(set(result.views) - set(VIEWS)))
     }
     valid = [report for report in result.reports if report.valid]
@@ -39,8 +40,7 @@ def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
     row: dict[str, Any] = {"round": t + 1, "accuracy": accuracy, "loss": loss}
     if result.held_out_clients:
         labels = label_distribution(setup, held_out_clients)
-        everyone = tuple(range(len(held_out_clients)))
-        views = {name: View(everyone, result.held_out_clients[name]) for name in ("before", "after")}
+        views = {name: result.held_out_clients[name] for name in ("before", "after")}
         row["newcomers"] = {name: evaluate_view(view, labels) for name, view in views.items()}
     return row
 
@@ -114,26 +114,27 @@ def label_distribution(setup: Setup, clients: Sequence[ClientData]) -> Tensor:
     return counts.to(torch.float64).cpu() / counts.sum(1, keepdim=True).cpu()
 
 
-def evaluate_view(view: View, labels: Tensor) -> dict[str, Any]:
-    """Return the figures of one view on both tests; `labels` are all clients', as `label_distribution` gives them.
+def evaluate_view(view: View, labels: Tensor, metric: Metric = ACCURACY) -> dict[str, Any]:
+    """Return the figures of one view on every test; `labels` are all clients', as `label_distribution` gives them.
 
     Classes are weighed for each client; a class without test samples does not count.
     """
     figures, own = {}, labels[list(view.clients)]
-    for i, (test, weights) in enumerate(zip(TESTS, (torch.ones_like(own), own), strict=True)):
-        accuracies = 100 * view.accuracies[:, i].cpu()
-        known = ~accuracies.isnan()
-        weights = torch.where(known, weights, 0.0)
-        filled = torch.where(known, accuracies, 0.0) * weights
+    for test, statistics in tree_map(Tensor.cpu, view.tests).items():
+        weights = {"balanced": torch.ones_like(own), "own": own}[test]
+        values = metric.values(statistics, weights)
+        weights = torch.where(values.isnan(), 0.0, weights if metric.as_tested else (weights > 0).to(own))
+        filled = values.nan_to_num(0) * weights
         by_class = (filled.sum(0) / weights.sum(0)).tolist()
         figures[test] = _figures(view, filled.sum(1) / weights.sum(1), by_class, len(labels))
     return figures
 
 
-def _reported_view(view: View, num_clients: int) -> dict[str, Any]:
-    """Return the figures of one view of which each client reports one accuracy, the second of each pair: `own`."""
-    by_test, by_class = (100 * view.accuracies[:, :, 0].cpu()).unbind(1), [math.nan] * view.accuracies.shape[2]
-    return {test: _figures(view, found, by_class, num_clients) for test, found in zip(TESTS, by_test, strict=True)}
+def _reported_view(view: View, setup: Setup, num_clients: int) -> dict[str, Any]:
+    """Return the figures of one view of which each client reports one accuracy."""
+    own, by_class = 100 * view.tests["local"]["accuracy"].cpu(), [math.nan] * setup.num_classes
+    values = {"balanced": torch.full_like(own, math.nan), "own": own}
+    return {test: _figures(view, found, by_class, num_clients) for test, found in values.items()}
 
 
 def _figures(view: View, by_client: Tensor, by_class: Sequence[float], num_clients: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedmate import __version__
 from fedmate.backends.base import View, initial_held_out_client, one_thread, welcome
-from fedmate.backends.client import accuracies, adapt_client
-from fedmate.core import ClientData, Method, Tree, fold, unmapped
+from fedmate.backends.client import adapt_client, judge
+from fedmate.core import ClientData, EvaluationData, Method, Tree, fold, stack, unmapped
 from fedmate.data import Samples
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
@@ -213,8 +213,8 @@ def adapt(
             models["global"] = (_global_params(restored), True)
         labels, accuracy = label_distribution(method.setup, [train]), {}
         for name, (params, is_global) in models.items():
-            found = accuracies(method, params, train, test, is_global)
-            figures = evaluate_view(View((0,), found[None]), labels)
+            found = judge(method, params, train, EvaluationData(test), is_global)
+            figures = evaluate_view(View((0,), stack([found])), labels)
             accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
         held, tested = (method.setup.class_counts(part).tolist() for part in (train, test))
         adapted = describe(run, after, "newcomer", held)

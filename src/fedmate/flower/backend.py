@@ -16,20 +16,19 @@ from pathlib import Path
 from typing import TypeAlias, final
 
 import torch
-from torch import Tensor
 
 from fedmate import storage
 from fedmate.backends.base import NOT_FINITE, Backend, Crossed, Round, itemise
-from fedmate.backends.client import ClientResult
+from fedmate.backends.client import ClientResult, judge
 from fedmate.backends.precision import Precision
-from fedmate.backends.validation import NotFiniteError, RefusedError, validate_upload
-from fedmate.core import Federation, Method, Tree, flatten, select, stack, tree_map
+from fedmate.backends.validation import MOST, NotFiniteError, RefusedError, validate_upload
+from fedmate.core import EvaluationData, Federation, Method, Tree, flatten, select, stack, tree_map
 from fedmate.core.shapes import trace_update
 from fedmate.errors import StoppedError, UserError
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.flower import need_flower
 from fedmate.flower.client import ClientState
-from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, sentence
+from fedmate.flower.messages import Answer, ErrorReply, Kind, Reply, Request, from_numbers, sentence
 from fedmate.flower.simulation import VIRTUAL, simulated
 from fedmate.flower.transport import Transport
 
@@ -52,6 +51,7 @@ class Flower(Backend):
     connect: Connect = staticmethod(simulated)
     transport: Transport
     _like: Tree | None = None
+    _tests_like: Tree | None = None
 
     @classmethod
     def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
@@ -115,7 +115,7 @@ class Flower(Backend):
         # A view that most report is the method's own; a few clients cannot bring others into the record.
         most = [name for name, count in named.items() if 2 * count > len(everyone) and name.isidentifier()]
         return {
-            name: torch.stack([self._accuracies(metrics.get(i, {}).get(name)) for i in everyone])
+            name: stack([self._tests(metrics.get(i, {}).get(name)) for i in everyone])
             for name in dict.fromkeys(["pre", *most])
         }
 
@@ -158,7 +158,7 @@ class Flower(Backend):
 
     def _result(self, upload: Tree, losses: list[float], post: list[float] | None, *, valid: bool) -> ClientResult:
         counts, loss = torch.tensor(valid, device=self.key.device), torch.tensor(losses, dtype=torch.float64)
-        return ClientResult({}, upload, counts, loss, {"post": self._accuracies(post)}, {})
+        return ClientResult({}, upload, counts, loss, {"post": self._tests(post)}, {})
 
     def _upload_like(self, server: Tree, round_number: int) -> Tree:
         """Return an upload of this round in shape and type, all zeros."""
@@ -169,18 +169,19 @@ class Flower(Backend):
             )
         return select(self._like, self.method.wire(round_number).up)
 
-    def _accuracies(self, reported: list[float] | None) -> Tensor:
-        """Return reported accuracies as `[2, classes]`, NaN for numbers that are none.
+    def _tests(self, reported: list[float] | None) -> Tree:
+        """Return what a view is judged by, NaN where a client reports no number; a site reports its accuracy alone."""
+        if self._tests_like is None:
+            one = torch.zeros((), dtype=torch.float64)
+            self._tests_like = {"local": {"accuracy": one}} if self.federation.at_sites else self._try_tests()
+        return from_numbers(reported, self._tests_like, most=1 if self.federation.at_sites else MOST)
 
-        A client with its own data reports one accuracy, which stands in the second row for all classes.
-        """
-        classes, at_sites = self.method.setup.num_classes, self.federation.at_sites
-        if reported is None or len(reported) != (1 if at_sites else 2 * classes):
-            reported = [math.nan] * (2 * classes)
-        elif at_sites:
-            reported = [math.nan] * classes + reported * classes
-        found = torch.tensor(reported, dtype=torch.float64)
-        return found.masked_fill(~((found >= 0) & (found <= 1)), math.nan).reshape(2, classes)
+    def _try_tests(self) -> Tree:
+        """Judge a model by a single sample of each test, to learn what clients report."""
+        params, data = self.method.setup.model.init_params(), self.federation.clients[0]
+        one = EvaluationData(*(test and test.map(lambda leaf: leaf[:1]) for test in self.federation.tests(0)))
+        with torch.no_grad():
+            return judge(self.method, params, data, one, is_global=False)
 
 
 def identity(folder: Path) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ from fedmate import storage
 from fedmate.backends.base import Backend, one_thread
 from fedmate.backends.client import train_client, view_client
 from fedmate.backends.precision import arithmetic
-from fedmate.core import ClientData, Tree, flatten, fold, num_bytes, unmapped
+from fedmate.core import ClientData, EvaluationData, Tree, flatten, fold, num_bytes, unmapped
 from fedmate.core.tree import DamagedError, fit_to, pack, unpack
 from fedmate.errors import UserError
-from fedmate.flower.messages import Answer, Metrics, PublicError, Request
+from fedmate.flower.messages import Answer, Metrics, PublicError, Request, to_numbers
 
 STATE, MODEL, AUDIT = "state.safetensors", "model.safetensors", "audit.csv"
 
@@ -114,7 +113,7 @@ class Client:
     backend: Backend  # of the experiment, as the server has it; the data of clients may be stand-ins there
     state: ClientState
     data: ClientData
-    test: ClientData  # the samples that its models are tested on
+    tests: EvaluationData  # what its models are tested on
     describe: Callable[[Tree, int], bytes] | None = None  # makes the file of its own model after so many rounds
 
     def answer(self, request: Request) -> Answer:
@@ -129,8 +128,8 @@ class Client:
 
     def _train(self, request: Request) -> tuple[Tree, Metrics]:
         state, download, key = self._start(request, request.round)
-        test = self.test if request.evaluate else None
-        trained = train_client(self.backend.method, request.round, state, download, self.data, key, test)
+        tests = self.tests if request.evaluate else None
+        trained = train_client(self.backend.method, request.round, state, download, self.data, key, tests)
         # On the disk before anything leaves: a client never forgets what it has sent.
         self.state.save(request.round, state, trained.client)
         metrics: Metrics = {"losses": trained.loss.tolist(), "valid": [float(trained.valid)]}
@@ -139,23 +138,23 @@ class Client:
     def _view(self, request: Request) -> tuple[Tree, Metrics]:
         """Evaluate the model that the client would have after the next broadcast; its state stays as it is."""
         state, download, key = self._start(request, request.round + 1)
-        personal, views = view_client(self.backend.method, state, download, self.data, key, self.test)
+        personal, views = view_client(self.backend.method, state, download, self.data, key, self.tests)
         if self.describe is not None:
             storage.replace(self.state.folder / MODEL, self.describe(personal, request.round + 1))
         return {}, self._report(views)
 
     def _report(self, views: Tree) -> Metrics:
-        """Return the accuracies of views: of each class, as a simulation's server needs them; of a site one alone."""
-        if not self.backend.federation.at_sites:
-            return {name: accuracies.flatten().tolist() for name, accuracies in views.items()}
-        counts = self.backend.method.setup.class_counts(self.data).double()
-        reported: Metrics = {}
-        for name, (_, accuracies) in views.items():
-            # Classes weigh as the client holds them, without those that its test lacks; NaN if none is left.
-            known = ~accuracies.isnan()
-            weights = counts[known] / counts[known].sum()
-            reported[name] = [float((accuracies[known].double() * weights).sum()) if weights.any() else math.nan]
-        return reported
+        """Return what views are judged by, as the server of a simulation needs it; of a site its accuracy alone."""
+        if self.backend.federation.at_sites:
+            views = {name: {"local": {"accuracy": self._accuracy(tests["local"])}} for name, tests in views.items()}
+        return {name: to_numbers(tests) for name, tests in views.items()}
+
+    def _accuracy(self, statistics: Tree) -> Tensor:
+        """Weigh classes as the client holds them, without those that its test lacks; NaN if none is left."""
+        hits, labels, _ = statistics["tally"]
+        weights = self.backend.method.setup.class_counts(self.data).double().masked_fill(labels == 0, 0)
+        accuracy: Tensor = (hits / labels.clamp(min=1) * weights / weights.sum()).sum()
+        return accuracy
 
     def _start(self, request: Request, round_number: int) -> tuple[Tree, Tree, Tensor]:
         """Return the client's state, the download and the randomness of a request, or raise `PublicError`."""

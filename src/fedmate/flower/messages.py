@@ -11,12 +11,14 @@ Reading it executes nothing, and its receiver compares all paths, shapes and typ
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmate.core import Tree, flatten, unflatten
 from fedmate.errors import FedmateError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ Leaves: TypeAlias = dict[str, Tensor]
 """A tree as it travels: its leaves by path."""
 
 Metrics: TypeAlias = dict[str, list[float]]
-"""Numbers that a client reports: `losses` before and after training, `valid`, and the accuracies of views by name."""
+"""Numbers that a client reports: `losses` before and after training, `valid`, and what each view is judged by."""
 
 Kind: TypeAlias = Literal["train", "view"]
 
@@ -74,6 +76,23 @@ Reply: TypeAlias = Answer | ErrorReply
 
 class PublicError(FedmateError):
     """A reason that may leave the site: it says nothing of its data, its files or its user."""
+
+
+def to_numbers(tests: Tree) -> list[float]:
+    """Return what a view is judged by as numbers, in the order of paths."""
+    return [number for _, leaf in sorted(flatten(tests).items()) for number in leaf.flatten().tolist()]
+
+
+def from_numbers(numbers: list[float] | None, like: Tree, most: float) -> Tree:
+    """Return such numbers as a tree, float64; numbers out of 0 to `most` are NaN, and all are if some lack."""
+    leaves = dict(sorted(flatten(like).items()))
+    sizes = [leaf.numel() for leaf in leaves.values()]
+    if numbers is None or len(numbers) != sum(sizes):
+        numbers = [math.nan] * sum(sizes)
+    found = torch.tensor(numbers, dtype=torch.float64)
+    parts = torch.split(found.masked_fill(~((found >= 0) & (found <= most)), math.nan), sizes)
+    shaped = (part.reshape(leaf.shape) for part, leaf in zip(parts, leaves.values(), strict=True))
+    return unflatten(dict(zip(leaves, shaped, strict=True)))
 
 
 def sentence(text: str) -> str:

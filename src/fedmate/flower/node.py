@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmate import __version__, storage
-from fedmate.core import ClientData, Tree
+from fedmate.core import ClientData, EvaluationData, Tree
 from fedmate.data.sources import expand
 from fedmate.errors import FedmateError, UserError, nearest
 from fedmate.experiment.build import Built, build
@@ -130,13 +130,14 @@ def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], t
         )
     if federation.at_sites:
         data, test, state = _own(built.experiment, node_config)
+        tests = EvaluationData(None, test)
     elif "site" in node_config:
         raise PublicError(
             f"the node config names a `site`, but the experiment is on `{built.experiment.dataset.name}`, of which "
             "clients get a share; choose an experiment on `sites`, or start the node without it."
         )
     else:
-        data, test = federation.clients[number], federation.test
+        data, tests = federation.clients[number], federation.tests(number)
         state = expand(str(node_config["state"])) if "state" in node_config else default_state()
         make_private(state)
     counts = built.method.setup.class_counts(data).tolist()
@@ -145,7 +146,7 @@ def open_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any], t
         run = TrainedRun(built.experiment, built.method, built.signature, done)
         return describe(run, params, number, counts).to_safetensors()
 
-    return Client(number, built.backend, ClientState(state, token, number), data, test, own_model)
+    return Client(number, built.backend, ClientState(state, token, number), data, tests, own_model)
 
 
 # A process that answers one message after the other reads everything once.

@@ -162,7 +162,7 @@ def _rebuilt(folder: Path, inputs: ObjectRef, port: int, token: str) -> Callable
 
     def make(number: int) -> Client:
         state = ClientState(folder / VIRTUAL, token, number)
-        return Client(number, built.backend, state, federation.clients[number], federation.test)
+        return Client(number, built.backend, state, federation.clients[number], federation.tests(number))
 
     return make
 
