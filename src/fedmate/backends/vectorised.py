@@ -174,10 +174,8 @@ class Vectorised(Backend):
         ids = torch.arange(len(self.federation.clients), device=self.key.device)
 
         def view(client_id: Tensor, client: Tree, data: ClientData, key: Tensor, local: Local) -> Tree:
-            download, tests = (
-                self.download(server, task.number + 1, client_id),
-                EvaluationData(self.federation.test, local),
-            )
+            download = self.download(server, task.number + 1, client_id)
+            tests = EvaluationData(self.federation.test, local)
             return view_client(self.method, client, download, data, key, tests)[1]
 
         views: Tree = vmap(view, (0, 0, PER_CLIENT, 0, self._local_axes), chunk_size=self.chunk_size)(

@@ -91,9 +91,8 @@ class Federation(NamedTuple):
 
     def tests(self, client: int) -> EvaluationData:
         """Return what a client is tested on; held-out clients are numbered on from those in training."""
-        return EvaluationData(
-            None if self.at_sites else self.test, self.local_tests[client] if self.local_tests else None
-        )
+        local = self.local_tests[client] if self.local_tests else None
+        return EvaluationData(None if self.at_sites else self.test, local)
 
 
 def client_data(x: Tensor, y: Tensor) -> ClientData:
