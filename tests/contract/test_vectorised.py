@@ -166,7 +166,7 @@ def test_a_method_that_forgets_the_mask_runs_client_by_client(
 ) -> None:
     lab = make_lab("fedavg", "plain")
     assert Vectorised.refusal(lab.method, lab.federation) is None
-    forgetful = lambda logits, labels, mask: torch.nn.functional.cross_entropy(logits, labels)  # noqa: E731
+    forgetful = lambda logits, labels, *_: torch.nn.functional.cross_entropy(logits, labels)  # noqa: E731
     monkeypatch.setattr(classification, "cross_entropy", forgetful)
     reason = Vectorised.refusal(lab.method, lab.federation)
     assert reason is not None
