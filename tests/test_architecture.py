@@ -46,7 +46,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "report": ("report", "experiment.record", "errors"),
     "studies": ("studies", "experiment", "report", "core", "data", "methods", "storage", "errors"),
     "experiment": (
-        *("experiment", "backends", "components", "core", "data", "methods", "models", "tasks"),
+        *("experiment", "backends", "components", "core", "data", "methods", "models", "server", "tasks"),
         *("storage", "errors", "__version__"),
     ),
     "progress": ("experiment", "errors"),
@@ -135,7 +135,7 @@ ROWS = {
     tuple(row.split(":"))
     for table in (TASKS, METHODS, AGGREGATORS, SERVER_OPTIMISERS, DATASETS, PARTITIONS, MODELS, BACKENDS)
     for row in table.built_in.values()
-} | {("fedmate.components.server_momentum", "ServerMomentum")}
+}
 """The classes that stand on a table, and the mixins of methods: other areas know their base classes only."""
 
 

@@ -56,7 +56,7 @@ CITED: dict[str, tuple[str, Registry[Any]]] = {"method": ("method", METHODS), "d
 
 ADDITIONS = {
     ("objective", "calibration"): ("prior calibration", "logitadjustment2021"),
-    ("method", "server_momentum"): ("server momentum", "fedavgm2019"),
+    ("server", "momentum"): ("server momentum", "fedavgm2019"),
 }
 """By section and option that methods share: what it adds to them where it is not 0, and what to cite for that."""
 

@@ -29,6 +29,7 @@ from fedmate.core import (
     Method,
     Model,
     ObjectiveOptions,
+    Server,
     Setup,
     Source,
     Training,
@@ -44,6 +45,7 @@ from fedmate.core import (
     unmapped,
 )
 from fedmate.core.options import options_of
+from fedmate.core.server import ServerSGD
 from fedmate.methods import METHODS
 
 IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
@@ -262,7 +264,8 @@ def _make(
     preferred = {name: value for name, value in (FASTER | TELLING).items() if name in options_of(cls)}
     chosen = preferred | options
     objective = objective or ObjectiveOptions(**cls.defaults.get("objective", {}))
-    setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training, objective=objective)
+    server = Server(optimiser=ServerSGD(**cls.defaults.get("server", {})))
+    setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training, objective=objective, server=server)
     method = cls(setup=setup, **chosen)
     prepared = replace(setup, model=method.prepare(setup.model))
     return Lab(replace(method, setup=prepared), federation, make_key(11))

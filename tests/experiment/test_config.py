@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,3 +194,28 @@ def test_a_path_is_kept_as_it_is_found_from_anywhere(tmp_path: Path, monkeypatch
     assert resolved(tomllib.loads(experiment.to_toml())) == experiment
     with pytest.raises(UserError, match="bytes that are no text; rename"):
         resolve([parse_set(["dataset.name=npz", "dataset.path=caf\udce9.npz"])])
+
+
+def test_the_server_has_two_rows_with_options_in_one_section() -> None:
+    found = resolve([parse_set(["server.momentum=0.5", "server.aggregator=median"])])
+    expected = {"aggregator": "median", "optimiser": "sgd", "learning_rate": 1.0, "momentum": 0.5}
+    assert found.to_dict()["server"] == expected
+    assert resolve([ConfigSource("again", tomllib.loads(found.to_toml()))]) == found
+    # What belongs to the row before does not hold for the next one.
+    adam = resolve([parse_set(["server.momentum=0.5"]), parse_set(["server.optimiser=adam"])]).server
+    assert adam.optimiser.options == {"learning_rate": 0.1, "beta1": 0.9, "tau": 1e-3, "beta2": 0.99}
+    assert resolve([parse_set(["method.name=fedmate_plus"])]).server.optimiser.options["momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "fragment"),
+    [
+        ("server.optimiser=adm", "`server.optimiser`: `adm` is not among the server_optimisers; did you mean `adam`?"),
+        ("server.aggregator=3", "`server.aggregator"),
+        ("server.beta1=0.9", "`server.beta1` in --set is not an option of `mean` and `sgd`"),
+        ("server.momentum=1", "`server.momentum` is 1"),
+    ],
+)
+def test_a_wrong_server_is_one_sentence(setting: str, fragment: str) -> None:
+    with pytest.raises(UserError, match=re.escape(fragment)):
+        resolve([parse_set([setting])])

@@ -26,7 +26,7 @@ def one(
 def test_a_setting_reaches_the_methods_that_know_it() -> None:
     settings = ["method.classifier_epochs=4", "method.personal_layers=2", "method.tuning_epochs=6"]
     fedavg, fedper, fedrep, local = compose(asked(methods=["fedavg", "fedper", "fedrep", "local"], settings=settings))
-    assert fedavg.method.options == {"server_momentum": 0.0, "tuning_epochs": 6}
+    assert fedavg.method.options == {"tuning_epochs": 6}
     assert fedper.method.options == {"personal_layers": 2}
     assert fedrep.method.options["classifier_epochs"] == 4
     assert fedrep.method.options["tuning_epochs"] == 6

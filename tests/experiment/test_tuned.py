@@ -93,7 +93,7 @@ def test_every_entry_is_a_setting_of_its_method_and_says_where_it_comes_from(met
     assert {key: getattr(experiment.training, key) for key in entry.get("training", {})} == entry.get("training", {})
     spelled = {key: None if value == "none" else value for key, value in entry.get("method", {}).items()}
     assert {key: experiment.method.options[key] for key in spelled} == spelled
-    assert {*entry} <= {
+    assert {*entry} - {"server"} <= {
         *("training", "method", "date", "commit", "command", "trials", "view", "score", "default_score"),
     }
     assert entry["score"] >= entry.get("default_score", 0) > 0

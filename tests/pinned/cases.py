@@ -56,10 +56,10 @@ OPTIONS = {
         *("integration_on=clients", "normalised_centres=true", "fusion_until=0.5", "mask_unknown=true"),
         *("own_prototypes=true", "proto_augment=true", "mps=false", "cci=false", "ccf=false"),
     ),
-    "fedavg": ("server_momentum=0.5", "objective.own_prior=true"),
+    "fedavg": ("server.momentum=0.5", "objective.own_prior=true"),
     "fedbabu": ("tuning_learning_rate=0.05",),
     "fedfa": ("calibration_learning_rate=0", "divide_by=all"),
-    "fedpac": ("server_momentum=0.5",),
+    "fedpac": ("server.momentum=0.5",),
     "fedper": ("personal_layers=2",),
     "fedproto": ("weighting=equal",),
     "fedrod": ("balanced=false",),
@@ -428,7 +428,7 @@ def all_cases() -> dict[str, Case]:
         for option in options:
             extra = ("dataset.crop=1",) if option == "proto_augment=true" else ()
             found[f"option/{method}/{option}"] = Case(
-                ragged_run, (method, option if option.startswith("objective.") else f"method.{option}", *extra)
+                ragged_run, (method, option if "." in option.partition("=")[0] else f"method.{option}", *extra)
             )
     for partition in ("iid", "dirichlet", "pathological", "share", "redundant_clients=0.5"):
         value = f"partition.{partition}" if "=" in partition else f"partition.name={partition}"

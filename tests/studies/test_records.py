@@ -35,10 +35,10 @@ def test_a_name_holds_what_matters_and_not_where_a_run_is_run() -> None:
 
 def test_an_option_at_its_default_is_the_same_as_none() -> None:
     config = tomllib.loads(resolve([parse_set(["method.name=fedavg"])]).to_toml())
-    shorter = {**config, "method": {key: value for key, value in config["method"].items() if key != "server_momentum"}}
+    shorter = {key: value for key, value in config.items() if key != "server"}
     assert name_of(shorter) == name_of(config)
-    assert name_of({**config, "method": {**config["method"], "server_momentum": 0}}) == name_of(config)
-    assert name_of({**config, "method": {**config["method"], "server_momentum": 0.5}}) != name_of(config)
+    assert name_of({**config, "server": {"momentum": 0}}) == name_of(config)
+    assert name_of({**config, "server": {"momentum": 0.5}}) != name_of(config)
 
 
 def test_records_are_added_once_and_found_by_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmate.backends import BACKENDS, Backend
-from fedmate.core import Federation, Method, Model, Setup, fold, make_key
+from fedmate.core import MODEL_PARTS, Federation, Method, Model, Server, Setup, fold, make_key
 from fedmate.core.shapes import count_flops
 from fedmate.core.task import TASKS
 from fedmate.core.tree import fit_to
@@ -128,7 +128,8 @@ def make_method(
     task = TASKS["classification"](label_smoothing=experiment.objective.label_smoothing)
     model = Model(module, classifier=layer, buffers=architecture.buffers, task=task)
     classes, training = len(signature.class_names), experiment.training
-    setup = Setup(model, classes, general.rounds, training, general.participation, experiment.objective)
+    objective, server = experiment.objective, experiment.server.make()
+    setup = Setup(model, classes, general.rounds, training, general.participation, objective, server)
     method = METHODS[experiment.method.name](setup=setup, **experiment.method.options)
     try:
         model = method.prepare(model)
@@ -203,6 +204,9 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
             f"`training.batch_size` is {size}, but {len(small)} of {len(held)} clients hold fewer samples (the fewest "
             f"are {min(small)}): their batches are smaller."
         )
+    sent = set[str]().union(*(method.wire(t).up for t in range(general.rounds)))
+    if method.server != Server() and not sent & set(MODEL_PARTS):
+        found.append(f"`[server]` changes nothing: clients of `{experiment.method.name}` send no part of their model.")
     if general.evaluate_on == "validation":
         found.append(f"Accuracies are measured on {len(federation.test.y)} training samples that no client holds.")
     missing = sorted(set(range(federation.num_classes)) - set(federation.test.y.tolist()))

@@ -27,9 +27,11 @@ from fedmate.experiment.sections import (
     COMMON,
     NAMED_SECTIONS,
     PLAIN_SECTIONS,
+    SERVER,
     Experiment,
     General,
     Section,
+    ServerSection,
     Values,
 )
 from fedmate.methods import METHODS
@@ -42,6 +44,7 @@ class ConfigSource(NamedTuple):
     values: Values
 
 
+SERVER_DEFAULTS = {"aggregator": "mean", "optimiser": "sgd"}
 DEFAULT_NAMES = {"dataset": "digits", "partition": "share", "model": "digits_cnn", "method": "fedrep"}
 
 TUNED = "tuned"
@@ -121,6 +124,7 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
     for name, cls in PLAIN_SECTIONS.items():
         typed = [_typed(name, cls, layer.values.get(name, {}), layer.source) for layer in layers]
         sections[name] = cls(**dict(ChainMap(*reversed(typed))))
+    sections["server"] = _resolve_server(layers)
     if general.get("backend", "auto") != "auto":
         lookup("backend", BACKENDS, general["backend"], "the experiment")
     return Experiment(general=General(**general), dataset=dataset, **sections)
@@ -128,7 +132,7 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
 
 def check_shape(layer: ConfigSource) -> None:
     """Refuse unknown keys and sections, and sections that are not tables."""
-    sections = [*NAMED_SECTIONS, *PLAIN_SECTIONS]
+    sections = [*NAMED_SECTIONS, *PLAIN_SECTIONS, "server"]
     for key, value in layer.values.items():
         if key in sections:
             if not isinstance(value, dict):
@@ -213,6 +217,26 @@ def _resolve_section(section: str, layers: Sequence[ConfigSource]) -> Section:
     return Section(name, {key: options.get(key, field.default) for key, field in options_of(table[name]).items()})
 
 
+def _resolve_server(layers: Sequence[ConfigSource]) -> ServerSection:
+    rows: dict[str, Any] = {part: SERVER[part][name] for part, name in SERVER_DEFAULTS.items()}
+    names, options = dict(SERVER_DEFAULTS), Values()
+    for layer in layers:
+        given = dict(layer.values.get("server", {}))
+        for part in SERVER:
+            chosen = given.pop(part, names[part])
+            if chosen != names[part]:
+                options = {key: value for key, value in options.items() if key not in options_of(rows[part])}
+                names[part], rows[part] = chosen, lookup(f"server.{part}", SERVER[part], chosen, layer.source)
+        for key, value in given.items():
+            cls = next((row for row in rows.values() if key in options_of(row)), rows["optimiser"])
+            options |= _typed("server", cls, {key: value}, layer.source, " of " + _some(names.values()))
+    found = {}
+    for part, cls in rows.items():
+        check_options("server", cls, options)
+        found[part] = Section(names[part], {key: options.get(key, f.default) for key, f in options_of(cls).items()})
+    return ServerSection(**found)
+
+
 def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:
     """Return the row that a section's `name` names, or raise `UserError` naming the section."""
     if not isinstance(name, str):
@@ -220,14 +244,14 @@ def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any
     try:
         return table[name]
     except UserError as error:
-        place = section if section == "backend" else f"{section}.name"
+        place = section if section == "backend" or "." in section else f"{section}.name"
         raise UserError(f"`{place}`: {error}") from None
 
 
 def tuned_on(method: str) -> dict[str, dict[str, Values]]:
     """Return what tuning found for a method: settings by section, for each data set."""
     return {
-        dataset: {section: dict(entry[section]) for section in ("training", "method") if section in entry}
+        dataset: {section: dict(entry[section]) for section in ("training", "server", "method") if section in entry}
         for dataset, entry in _read_tuned(TUNED_FILE).get(method, {}).items()
     }
 

@@ -8,12 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 import tomli_w
 
-from fedmate.core import Limits, Method, ObjectiveOptions, Training, option
+from fedmate.core import Limits, Method, ObjectiveOptions, Server, Training, option
 from fedmate.core.options import NONE, Registry
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
+from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
 
 Values: TypeAlias = dict[str, Any]
 
@@ -58,6 +59,26 @@ class Section:
 
 
 @dataclass(frozen=True)
+class ServerSection:
+    """How the server combines what clients send, and how its model moves, with the options of both."""
+
+    aggregator: Section
+    optimiser: Section
+
+    def to_dict(self) -> Values:
+        """Return the content of `[server]`."""
+        chosen = {"aggregator": self.aggregator.name, "optimiser": self.optimiser.name}
+        return {**chosen, **self.aggregator.options, **self.optimiser.options}
+
+    def make(self) -> Server:
+        """Return the server's step."""
+        aggregator, optimiser = self.aggregator, self.optimiser
+        return Server(
+            AGGREGATORS[aggregator.name](**aggregator.options), SERVER_OPTIMISERS[optimiser.name](**optimiser.options)
+        )
+
+
+@dataclass(frozen=True)
 class Experiment:
     """Everything a run is made from: two equal experiments give the same record."""
 
@@ -67,6 +88,7 @@ class Experiment:
     model: Section
     training: Training
     objective: ObjectiveOptions
+    server: ServerSection
     method: Section
 
     def to_dict(self) -> Values:
@@ -74,8 +96,13 @@ class Experiment:
         values = asdict(self.general)
         for field in fields(self)[1:]:
             section = getattr(self, field.name)
-            named = isinstance(section, Section)
-            values[field.name] = {"name": section.name, **section.options} if named else asdict(section)
+            match section:
+                case Section():
+                    values[field.name] = {"name": section.name, **section.options}
+                case ServerSection():
+                    values[field.name] = section.to_dict()
+                case _:
+                    values[field.name] = asdict(section)
         return values
 
     def to_toml(self) -> str:
@@ -93,6 +120,8 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
     "model": MODELS,
     "method": METHODS,
 }
+SERVER: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "optimiser": SERVER_OPTIMISERS}
+"""The tables that `[server]` names rows of, in the order of `Server`."""
 PLAIN_SECTIONS: dict[str, type] = {"training": Training, "objective": ObjectiveOptions}
 COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
 """The options that all rows of a section's table share: they survive a change of name."""

@@ -3,7 +3,7 @@
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017. Its `post` view is FT-FedAvg: the global model after a client's local training.
 
-With `server_momentum` it is FedAvgM (`components/server_momentum.py`).
+With `[server] momentum` it is FedAvgM (`core/server.py`).
 
 Deviations: momentum and weight decay as in the shared protocol; buffers follow the model's declaration.
 """
@@ -15,7 +15,6 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import ClientData, Limits, LocalResult, Tree, option
 from fedmate.methods.base import PartialSharing
@@ -23,7 +22,7 @@ from fedmate.methods.base import PartialSharing
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(ServerMomentum, PartialSharing):
+class FedAvg(PartialSharing):
     """Federated averaging of the whole model."""
 
     is_global: ClassVar[bool] = True

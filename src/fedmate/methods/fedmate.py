@@ -38,13 +38,13 @@ from fedmate.components.discriminators import Kind, init_discriminator
 from fedmate.components.feature_transmission import is_transmitted, parse_schedule, transmission_period
 from fedmate.components.prototype_scrutiny import Beta, Similarity, scrutinise, size_view
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes
-from fedmate.components.server_momentum import ServerMomentum
 from fedmate.core import (
     MODEL_PARTS,
     Adjustment,
     ClientData,
     Limits,
     LocalResult,
+    Method,
     Model,
     Objective,
     Presets,
@@ -65,15 +65,16 @@ NOT_NEGATIVE = Limits(at_least=0)
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedMate(ServerMomentum):
+class FedMate(Method):
     """Complementary knowledge fusion: scrutinised prototypes, integrated classifiers, discriminating training."""
 
     presets: ClassVar[Presets] = {
         "authors": {"method": {"classifier_learning_rate": 0.1}},
         # FedMate+ (docs/beyond.md): a personal model that serves any distribution of classes.
         "plus": {
-            "method": {"classifier_start": "global", "classifier_learning_rate": 0.02, "server_momentum": 0.5},
+            "method": {"classifier_start": "global", "classifier_learning_rate": 0.02},
             "objective": {"calibration": 1.0},
+            "server": {"momentum": 0.5},
         },
     }
 

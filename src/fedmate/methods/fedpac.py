@@ -32,7 +32,6 @@ from fedmate.components.classifier_collaboration import (
     local_statistics,
 )
 from fedmate.components.prototypes import Centres, centred_loss, local_prototypes, mix_prototypes
-from fedmate.components.server_momentum import ServerMomentum
 from fedmate.components.supervised import train_together, tune_classifier
 from fedmate.core import (
     MODEL_PARTS,
@@ -40,6 +39,7 @@ from fedmate.core import (
     ClientData,
     Limits,
     LocalResult,
+    Method,
     Model,
     Objective,
     Presets,
@@ -54,7 +54,7 @@ from fedmate.core import (
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(ServerMomentum):
+class FedPAC(Method):
     """Feature alignment and classifiers combined for each client."""
 
     presets: ClassVar[Presets] = {
