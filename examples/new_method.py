@@ -33,8 +33,8 @@ class FedAvgM(PartialSharing):
         params = train_together(self, self.personal_params(client, download), data, key)
         return self.result(params, data)
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        mean = super().aggregate(server, uploads, client_ids, valid)
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
+        mean = super().aggregate(server, uploads, client_ids, valid, key)
         old, new = (core.select(tree, self.shared) for tree in (server, mean))
         velocity = core.tree_map(lambda v, a, b: self.server_momentum * v + b - a, server["velocity"], old, new)
         moved = {**mean, **core.tree_map(add, old, velocity), "velocity": velocity}

@@ -74,7 +74,7 @@ def test_the_server_keeps_a_share_of_its_last_move() -> None:
     for numbers, sizes in (((1.0, 4.0), (2, 1)), ((-1.0, 2.0), (1, 3))):
         parts = [tree_map(lambda leaf, number=number: torch.full_like(leaf, number), params) for number in numbers]
         uploads = {**stack(parts), "num_samples": torch.tensor(sizes)}
-        server = method.aggregate(server, uploads, torch.arange(2), torch.ones(2, dtype=torch.bool))
+        server = method.aggregate(server, uploads, torch.arange(2), torch.ones(2, dtype=torch.bool), make_key(0))
         mean = np.dot(numbers, sizes) / sum(sizes)
         v = 0.75 * v + (mean - w)
         w = w + v

@@ -85,7 +85,7 @@ class PlainFedMate(PlainLoop):
             uploads.append(self._upload(held, member, "extractor" in wire.up))
         valid = torch.ones(len(uploads), dtype=torch.bool, device=self.device)
         with torch.no_grad():
-            self.server = self.method.aggregate(self.server, stack(uploads), self.everyone, valid)
+            self.server = self.method.aggregate(self.server, stack(uploads), self.everyone, valid, self.key)
 
     def _join(self, network: Network, key: Tensor) -> Member:
         """Return a client with discriminators that start as the package's own do."""

@@ -195,7 +195,9 @@ class Lab:
     def aggregate(self, server: Tree, uploads: Tree, ids: Iterable[int], valid: Iterable[bool]) -> Tree:
         """Combine a stack of uploads."""
         with torch.no_grad():
-            return self.method.aggregate(server, uploads, torch.tensor(tuple(ids)), torch.tensor(tuple(valid)))
+            return self.method.aggregate(
+                server, uploads, torch.tensor(tuple(ids)), torch.tensor(tuple(valid)), self.key
+            )
 
     def after(self, step: Step) -> tuple[Tree, list[Tree]]:
         """Combine what everybody sends, and return the next states."""

@@ -63,7 +63,9 @@ def trained(method: Method, data: ClientData) -> tuple[LocalResult, dict[str, Tr
         views = method.extra_views(client, download, data, make_key(2))
         # The prototypes of the federation are no classifier that a client has trained.
         views.pop("nearest_prototype", None)
-        views["personalised"] = method.personalise(method.personal_params(client, download), data, make_key(3))
+        views["personalised"] = method.personalise(
+            method.personal_params(client, download), client, download, data, make_key(3)
+        )
     return result, views
 
 
@@ -143,8 +145,9 @@ def test_who_says_that_clients_hold_the_global_model_tells_the_truth(name: str) 
         server = backend.run_round(server, Round(t, (0, 1), evaluate=False)).server
     everyones = method.global_params(server)
     with torch.no_grad(), unmapped():
-        held = method.personal_params(backend.clients[0], method.download(server, torch.tensor(0)))
-        held = method.personalise(held, clients[0], make_key(3))
+        download = method.download(server, torch.tensor(0))
+        held = method.personal_params(backend.clients[0], download)
+        held = method.personalise(held, backend.clients[0], download, clients[0], make_key(3))
     same = everyones is not None and all(
         torch.equal(leaf, everyones[part][key])
         for part in ("extractor", "classifier")

@@ -87,8 +87,9 @@ def by_hand(lab: Lab, i: int) -> tuple[Tree, Tree]:
     client = method.init_client(method.setup.model.init_params(), fold(lab.key, "newcomer", i))
     download = select(method.download(lab.started[0], torch.tensor(-1)), method.wire(0).down)
     with torch.no_grad(), unmapped():
-        trained = method.local_update(client, download, newcomer(i), fold(key, "update")).params
-        after = method.personalise(trained, newcomer(i), fold(key, "personalise"))
+        trained = method.local_update(client, download, newcomer(i), fold(key, "update"))
+        own_key = fold(key, "personalise")
+        after = method.personalise(trained.params, trained.client, download, newcomer(i), own_key)
     return method.personal_params(client, download), after
 
 
@@ -209,7 +210,7 @@ def test_a_newcomer_that_diverges_keeps_what_it_received(plain_lab: Lab, backend
 def test_numbers_so_large_that_the_loss_is_not_finite_are_divergence(
     make_lab: MakeLab, backend_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def explode(self: Method, params: Tree, data: ClientData, key: Tensor) -> Tree:
+    def explode(self: Method, params: Tree, *others: object) -> Tree:
         return {**params, "classifier": tree_map(lambda leaf: torch.full_like(leaf, 1.7e308), params["classifier"])}
 
     monkeypatch.setattr(FedAvg, "personalise", explode)

@@ -95,7 +95,7 @@ def test_every_view_is_a_whole_model(lab: Lab, spec: Spec) -> None:
     download = lab.received(server, 1, 0)
     pre = method.personal_params(clients[0], download)
     views = {
-        "pre": method.personalise(pre, data, key),
+        "pre": method.personalise(pre, clients[0], download, data, key),
         "post": method.local_update(clients[0], download, data, key).params,
         "global": method.global_params(server),
         **method.extra_views(clients[0], download, data, key),
@@ -177,7 +177,7 @@ def test_padding_does_not_matter_to_views(any_lab: Lab) -> None:
 def views(method: Method, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
     """Return the models behind the views that are made for evaluation."""
     with torch.no_grad():
-        personal = method.personalise(method.personal_params(client, download), data, key)
+        personal = method.personalise(method.personal_params(client, download), client, download, data, key)
         return {"pre": personal, **method.extra_views(client, download, data, key)}
 
 
@@ -214,8 +214,8 @@ def test_the_order_of_clients_does_not_matter_to_aggregate(lab: Lab) -> None:
         uploads, ids = step.uploads(), torch.tensor(lab.everyone)
         shuffled = tree_map(lambda leaf: leaf[order], uploads)
         with torch.no_grad():
-            expected = lab.method.aggregate(step.server, uploads, ids, valid)
-            found = lab.method.aggregate(step.server, shuffled, ids[order], valid[order])
+            expected = lab.method.aggregate(step.server, uploads, ids, valid, lab.key)
+            found = lab.method.aggregate(step.server, shuffled, ids[order], valid[order], lab.key)
         assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -320,7 +320,7 @@ def _round(method: Method, t: int, inputs: Tree) -> None:
             view_client(method, client, download, data, key, tests)
         uploads = stack([result.upload for result in trained])
         ids = torch.stack(list(inputs["ids"].values()))
-        method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
+        method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]), key)
 
 
 def test_nothing_in_a_round_is_read_back_to_the_host(buffered_lab: Lab) -> None:
@@ -355,7 +355,7 @@ def test_nothing_in_a_round_is_made_of_numbers(lab: Lab) -> None:
             trained = [train_client(method, t, clients[i], downloads[i], people[i], key, tests) for i in downloads]
             view_client(method, clients[0], downloads[0], people[0], key, tests)
             uploads = stack([result.upload for result in trained])
-            method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]))
+            method.aggregate(server, uploads, ids, torch.stack([result.valid for result in trained]), key)
 
 
 @pytest.mark.parametrize("made", [lambda: torch.tensor(1), lambda: torch.where(torch.ones(2) > 0, torch.ones(2), 0)])
@@ -393,9 +393,9 @@ class Planted(Method):
         self._plant("local_update", data.mask.sum())
         return self.inner.local_update(client, download, data, key)
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         self._plant("aggregate", valid.sum())
-        return self.inner.aggregate(server, uploads, client_ids, valid)
+        return self.inner.aggregate(server, uploads, client_ids, valid, key)
 
     def personal_params(self, client: Tree, download: Tree) -> Tree:
         return self.inner.personal_params(client, download)
@@ -403,7 +403,7 @@ class Planted(Method):
     def global_params(self, server: Tree) -> Tree | None:
         return self.inner.global_params(server)
 
-    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
+    def personalise(self, params: Tree, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Tree:
         self._plant("personalise", data.mask.sum())
         return params
 

@@ -136,7 +136,7 @@ def outcome(lab: Lab) -> Outcome:
                 trained[f"{t} {i} pre"] = held
                 updates.append(method.local_update(clients[i], download, data, key))
                 trained[f"{t} {i} post"] = updates[-1].params
-                evaluated[f"{t} {i} pre"] = method.personalise(held, data, key)
+                evaluated[f"{t} {i} pre"] = method.personalise(held, clients[i], download, data, key)
                 evaluated |= {
                     f"{t} {i} {name}": params
                     for name, params in method.extra_views(clients[i], download, data, key).items()

@@ -80,7 +80,9 @@ def trace(lab: Lab) -> None:
         with Unreadable(allow_non_fake_inputs=True) as mode, torch.no_grad():
             fake, server = as_fake(mode, backend, lab)
             trained, _ = fake.train(server, task)
-            server = lab.method.aggregate(server, trained.upload, torch.tensor(task.participants), trained.valid)
+            server = lab.method.aggregate(
+                server, trained.upload, torch.tensor(task.participants), trained.valid, lab.key
+            )
             fake.view(server, task)
 
 

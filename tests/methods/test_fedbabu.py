@@ -33,7 +33,7 @@ def test_a_round_and_the_models_made_of_it_by_hand() -> None:
     backend, results = run(method, data, [(0, 1)], evaluate=False)
     assert_close(results[0].server, {**as_tree(average), "buffers": {}}, rtol=0, atol=1e-12)
     client, download = backend.clients[1], method.download(results[0].server, torch.tensor(1))
-    pre = method.personalise(method.personal_params(client, download), data[1], make_key(1))
+    pre = method.personalise(method.personal_params(client, download), client, download, data[1], make_key(1))
     assert_close(pre, {**as_tree(tuned), "buffers": {}}, rtol=0, atol=1e-12)
     views = method.extra_views(client, download, data[1], make_key(1))
     assert_close(views, {"classifier_tuned": {**as_tree(alone), "buffers": {}}}, rtol=0, atol=1e-12)

@@ -95,6 +95,6 @@ def test_a_round_by_hand(divide_by: Literal["own", "all"], window: int, monkeypa
         uploads.append(result.upload)
         expected.append([torch.from_numpy(rows) for rows in (*hand.p, hand.own)])
         assert_close(numbers(uploads[-1]), expected[-1], rtol=0, atol=1e-12)
-    mixed = method.aggregate(server, stack(uploads), torch.arange(2), torch.ones(2, dtype=torch.bool))
+    mixed = method.aggregate(server, stack(uploads), torch.arange(2), torch.ones(2, dtype=torch.bool), make_key(0))
     averages = [(5 * one + 3 * other) / 8 for one, other in zip(*expected, strict=True)]
     assert_close(numbers(mixed), averages, rtol=0, atol=1e-12)

@@ -83,7 +83,7 @@ def test_the_median_withstands_a_client_that_explodes(method: str) -> None:
             result = made.local_update(made.init_client(params, key), download, data, fold(key, i))
             sent.append(select(result.upload, made.wire(0).up))
         sent[2]["extractor"] = tree_map(lambda leaf: 1e9 * leaf, sent[2]["extractor"])
-        found = made.aggregate(server, stack(sent), torch.arange(3), torch.ones(3, dtype=torch.bool))
+        found = made.aggregate(server, stack(sent), torch.arange(3), torch.ones(3, dtype=torch.bool), key)
         apart = tree_map(lambda a, b: (a - b).abs().max(), found["extractor"], params["extractor"])
         moved[name] = max(leaf.item() for leaf in leaves(apart))
     assert moved["median"] < 1 < 1e6 < moved["mean"]

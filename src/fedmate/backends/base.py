@@ -24,6 +24,7 @@ from fedmate.core import (
     remembered_features,
     select,
     stack,
+    tree_map,
     unmapped,
     where,
 )
@@ -176,7 +177,13 @@ class Backend(ABC):
         """Aggregate and evaluate on the device without reading anything back; return what `read` needs."""
         # The server's products are few, and every client builds on them.
         with arithmetic("strict", self.key.device):
-            proposed = self.method.aggregate(server, trained.upload, self.participants(task), trained.valid)
+            proposed = self.method.aggregate(
+                server,
+                trained.upload,
+                self.participants(task),
+                trained.valid,
+                fold(self.key, "aggregate", self.number(task)),
+            )
         finite = all_finite(proposed)
         server = where(finite, proposed, server)
         views, held_out = Tree(), Tree()
@@ -191,15 +198,24 @@ class Backend(ABC):
             "views": views,
             "held_out_clients": held_out,
             "diagnostics": trained.diagnostics,
+            "declared": trained.declared,
         }
 
     def read(self, task: Round, outcome: Tree, crossed: Crossed) -> RoundResult:
         """Read back from the device what a round has left there."""
         server, losses, valid = outcome["server"], outcome["loss"].tolist(), outcome["valid"].tolist()
+        declared = tree_map(lambda numbers: numbers.tolist(), outcome["declared"])
         reports = [
-            ClientReport(client, counted, before, after, down, up)
-            for client, counted, (before, after), (down, up) in zip(
-                task.participants, valid, losses, crossed, strict=True
+            ClientReport(
+                client,
+                counted,
+                before,
+                after,
+                _with_declared(down, declared["down"], i),
+                _with_declared(up, declared["up"], i),
+            )
+            for i, (client, counted, (before, after), (down, up)) in enumerate(
+                zip(task.participants, valid, losses, crossed, strict=True)
             )
         ]
         everyone = tuple(range(len(self.federation.clients)))
@@ -213,6 +229,10 @@ class Backend(ABC):
         away = tuple(range(len(self.federation.held_out_clients)))
         held_out = {name: View(away, tests) for name, tests in outcome["held_out_clients"].items()}
         return RoundResult(server, reports, views, held_out, diagnostics, bool(outcome["aggregated"]))
+
+    def number(self, task: Round) -> int | Tensor:
+        """Return the number of a round, which is an input like any other inside a captured one."""
+        return task.number
 
     def participants(self, task: Round) -> Tensor:
         """Return the ids of those who take part, on the device."""
@@ -269,6 +289,11 @@ def one_thread() -> Iterator[None]:
 def item_of(part: str) -> str:
     """Return the item of the communication cost under which a part of a message is counted."""
     return "bookkeeping" if part in BOOKKEEPING else part
+
+
+def _with_declared(items: dict[str, int], declared: Mapping[str, list[int]], row: int) -> dict[str, int]:
+    """Return the bytes of a message by item, as the message says where it says it."""
+    return {item: declared[item][row] if item in declared else size for item, size in items.items()}
 
 
 def itemise(message: Tree) -> dict[str, int]:

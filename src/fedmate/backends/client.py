@@ -21,6 +21,7 @@ from fedmate.core import (
     statistics,
     where,
 )
+from fedmate.core.method import NUM_BYTES
 
 
 class ClientResult(NamedTuple):
@@ -37,6 +38,8 @@ class ClientResult(NamedTuple):
     views: Tree
     """What `judge` says of the `post` view; empty in a round that is not evaluated."""
     diagnostics: Tree
+    declared: Tree
+    """What its messages `down` and `up` say about their bytes, by part; empty where the tensors tell."""
 
 
 def train_client(
@@ -69,7 +72,13 @@ def train_client(
         loss=torch.stack([before, after]),
         views=views,
         diagnostics=result.diagnostics,
+        declared=declared(download, upload),
     )
+
+
+def declared(download: Tree, upload: Tree) -> Tree:
+    """Return what the messages say about their bytes."""
+    return {"down": download.get(NUM_BYTES, {}), "up": upload.get(NUM_BYTES, {})}
 
 
 def adapt_client(
@@ -83,8 +92,8 @@ def adapt_client(
     """
     received = method.personal_params(client, download)
     with remembered_features():
-        trained = method.local_update(client, download, data, fold(key, "update")).params
-        adapted = method.personalise(trained, data, fold(key, "personalise"))
+        trained = method.local_update(client, download, data, fold(key, "update"))
+        adapted = method.personalise(trained.params, trained.client, download, data, fold(key, "personalise"))
         loss = mean_loss(method.setup.model, adapted, data, method.adjustment(data))
         valid = all_finite({**adapted, "loss": loss})
     return received, where(valid, adapted, received), valid
@@ -95,7 +104,8 @@ def view_client(
 ) -> tuple[Tree, Tree]:
     """Return the model that a client holds after a broadcast, and what `judge` says of that and of its extra views."""
     with remembered_features():
-        personal = method.personalise(method.personal_params(client, download), data, fold(key, "personalise"))
+        received = method.personal_params(client, download)
+        personal = method.personalise(received, client, download, data, fold(key, "personalise"))
         pre = judge(method, personal, data, tests, method.is_global)
         extra = method.extra_views(client, download, data, fold(key, "views"))
         others = {name: judge(method, params, data, tests, is_global=False) for name, params in extra.items()}

@@ -193,14 +193,15 @@ class Vectorised(Backend):
             return view_held_out_client(self.method, client, download, data, key, tests)
 
         states, data = stack(self.initial_held_out_clients()), stack_clients(self.federation.held_out_clients)
-        keys = fold(self.key, "newcomer round", self._number(task), ids)
+        keys = fold(self.key, "newcomer round", self.number(task), ids)
         local = self._local(ids + len(self.federation.clients))
         views: Tree = vmap(adapt, (0, PER_CLIENT, 0, self._local_axes), chunk_size=self.chunk_size)(
             states, data, keys, local
         )
         return views
 
-    def _number(self, task: Round) -> int | Tensor:
+    def number(self, task: Round) -> int | Tensor:
+        """Return the number of a round; inside a captured one it is an input."""
         return task.number if self._moment is None else self._moment["round"]
 
     def _local(self, ids: Tensor) -> Local:
@@ -209,7 +210,7 @@ class Vectorised(Backend):
 
     def _rows(self, task: Round, ids: Tensor) -> tuple[Tree, ClientData, Tensor]:
         """Return the states, the data and the keys of some clients."""
-        keys = fold(self.key, "round", self._number(task), ids)
+        keys = fold(self.key, "round", self.number(task), ids)
         if len(ids) == len(self.federation.clients):
             return self._stack, self._data, keys
         return tree_map(lambda leaf: leaf[ids], self._stack), self._data.map(lambda leaf: leaf[ids]), keys

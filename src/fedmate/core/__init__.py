@@ -17,7 +17,7 @@ from fedmate.core.data import (
 from fedmate.core.execution import remembered_features, unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.local import SGD, Objective, fit, gradient, loop, supervised_loss
+from fedmate.core.local import SGD, Objective, fit, fit_on, gradient, loop, supervised_loss
 from fedmate.core.method import (
     BOOKKEEPING,
     LocalResult,
@@ -89,6 +89,7 @@ __all__ = [
     "cross_entropy",
     "estimate_prior",
     "fit",
+    "fit_on",
     "flatten",
     "fold",
     "frozen_batches",

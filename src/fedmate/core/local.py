@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -122,24 +122,48 @@ def loop(step: Step, state: Tree, batches: Iterable[Batch]) -> Tree:
     return state
 
 
+class Optimiser(Protocol):
+    """What `fit` takes its steps with: `SGD`, or another that is a pure step."""
+
+    def init(self, variables: Tree, /) -> Tree:
+        """Return the state before the first step."""
+
+    def step(self, variables: Tree, gradients: Tree, state: Tree, /) -> tuple[Tree, Tree]:
+        """Return the variables and the state after one step."""
+
+
 def fit(
-    objective: Objective, params: Tree, batches: Iterable[Batch], optimiser: SGD, trainable: tuple[str, ...]
+    objective: Objective, params: Tree, batches: Iterable[Batch], optimiser: Optimiser, trainable: tuple[str, ...]
 ) -> Tree:
     """Train the parts of `params` named in `trainable` and return all of them; the rest stays frozen.
 
     The optimiser starts afresh: momentum crosses neither rounds nor phases.
     """
+    return fit_on(objective, params, optimiser.init(select(params, trainable)), batches, optimiser, trainable)[0]
 
-    def step(state: Tree, batch: Batch) -> Tree:
-        params = state["params"]
+
+def fit_on(
+    objective: Objective,
+    params: Tree,
+    state: Tree,
+    batches: Iterable[Batch],
+    optimiser: Optimiser,
+    trainable: tuple[str, ...],
+) -> tuple[Tree, Tree]:
+    """Do what `fit` does from a state of the optimiser, and return that after it, too.
+
+    A client that keeps the state, at first `optimiser.init(select(params, trainable))`, goes on in its next round.
+    """
+
+    def step(before: Tree, batch: Batch) -> Tree:
+        params = before["params"]
         variables = select(params, trainable)
         gradients, buffers = gradient(lambda v: objective({**params, **v}, batch), variables)
-        variables, velocity = optimiser.step(variables, gradients, state["velocity"])
-        return {"params": {**params, **variables, "buffers": buffers}, "velocity": velocity}
+        variables, after = optimiser.step(variables, gradients, before["state"])
+        return {"params": {**params, **variables, "buffers": buffers}, "state": after}
 
-    start = {"params": params, "velocity": optimiser.init(select(params, trainable))}
-    trained: Tree = loop(step, start, batches)["params"]
-    return trained
+    trained = loop(step, {"params": params, "state": state}, batches)
+    return trained["params"], trained["state"]
 
 
 def supervised_loss(model: Model, adjustment: Adjustment | None = None) -> Objective:

@@ -30,7 +30,10 @@ from fedmate.core.tree import Tree
 Presets: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 """Named groups of values, by section: a method's own hyper-parameters are under `method`."""
 
-BOOKKEEPING = frozenset({"num_samples", "class_counts", "known", "round"})
+NUM_BYTES = "num_bytes"
+"""A part of a message that says how many bytes other parts take, by part, where that depends on what they hold."""
+
+BOOKKEEPING = frozenset({"num_samples", "class_counts", "known", "round", NUM_BYTES})
 """Parts of a message that are counted as bookkeeping; every other part is an item of its own."""
 
 
@@ -151,7 +154,7 @@ class Method(ABC):
         """Train one client for one round."""
 
     @abstractmethod
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Return the server's next state.
 
         Args:
@@ -159,6 +162,7 @@ class Method(ABC):
             uploads: a stack, one row per participant.
             client_ids: `[participants]`, in ascending order.
             valid: `[participants]`, false for those that must not count (their rows may hold anything).
+            key: the randomness of this round's aggregation.
         """
 
     @abstractmethod
@@ -181,8 +185,16 @@ class Method(ABC):
         """Return a client's samples per class, in the type of its inputs."""
         return self.setup.class_counts(data).to(data.source.mean.dtype)
 
-    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
-        """Fine-tune a copy of the `pre` model before use; the identity for most methods."""
+    def personalise(self, params: Tree, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Tree:
+        """Fine-tune a copy of the `pre` model before use; the identity for most methods.
+
+        Args:
+            params: the model to begin with: `personal_params`, or one just trained for a held-out client.
+            client: what the client keeps.
+            download: what it received.
+            data: its samples.
+            key: its randomness.
+        """
         return params
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:

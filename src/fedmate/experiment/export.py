@@ -115,12 +115,13 @@ def _personal_params(restored: Restored, client: int, given: UserInputs) -> Tree
         away = restored.experiment.general.holdout_clients
         why = " (held-out clients have no model)" if away and client > last else ""
         raise UserError(f"`{restored.folder}` has clients 0 to {last}, not {client}{why}; choose one of these.")
-    params = method.personal_params(restored.client(client), restored.download(torch.tensor(client)))
+    state, download = restored.client(client), restored.download(torch.tensor(client))
+    params = method.personal_params(state, download)
     if type(method).personalise is Method.personalise:
         return params
     data = build(restored.experiment, given, restored.checkpoint.initial()[0]).federation.clients[client]
     key = fold(restored.key, "round", restored.round - 1, client)
-    return method.personalise(params, data, fold(key, "personalise"))
+    return method.personalise(params, state, download, data, fold(key, "personalise"))
 
 
 def _tau(method: Method, client: int | str) -> float:

@@ -19,7 +19,7 @@ import torch
 
 from fedmate import storage
 from fedmate.backends.base import NOT_FINITE, Backend, Crossed, Round, itemise
-from fedmate.backends.client import ClientResult, judge
+from fedmate.backends.client import ClientResult, declared, judge
 from fedmate.backends.precision import Precision
 from fedmate.backends.validation import MOST, NotFiniteError, RefusedError, validate_upload
 from fedmate.core import EvaluationData, Federation, Method, Tree, flatten, select, stack, tree_map
@@ -98,7 +98,9 @@ class Flower(Backend):
             if len(received) >= wanted:
                 nothing, size = self._result(like, [math.nan] * 2, None, valid=False), itemise(like)
                 crossed = [(itemise(down), size if i in received else {}) for i, down in downloads.items()]
-                return ClientResult(**stack([received.get(i, nothing)._asdict() for i in downloads])), crossed
+                results = ((down, received.get(i, nothing)) for i, down in downloads.items())
+                rows = [one._replace(declared=declared(down, one.upload))._asdict() for down, one in results]
+                return ClientResult(**stack(rows)), crossed
         reasons = "; ".join(f"client {i}: {self.reasons[i]}" for i in downloads if i not in received)
         raise StoppedError(
             f"round {task.number + 1} was asked for {1 + RETRIES} times, but {len(received)} of {len(downloads)} "
@@ -158,7 +160,7 @@ class Flower(Backend):
 
     def _result(self, upload: Tree, losses: list[float], post: list[float] | None, *, valid: bool) -> ClientResult:
         counts, loss = torch.tensor(valid, device=self.key.device), torch.tensor(losses, dtype=torch.float64)
-        return ClientResult({}, upload, counts, loss, {"post": self._tests(post)}, {})
+        return ClientResult({}, upload, counts, loss, {"post": self._tests(post)}, {}, {})
 
     def _upload_like(self, server: Tree, round_number: int) -> Tree:
         """Return an upload of this round in shape and type, all zeros."""

@@ -37,7 +37,7 @@ class SharedServer(Method):
         """Send what is shared."""
         return select(server, self._shared_names)
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Move to what was uploaded."""
         return self.server.update(server, uploads, valid)
 

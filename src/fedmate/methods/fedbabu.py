@@ -68,7 +68,7 @@ class FedBABU(PartialSharing):
         params = train_together(self, self.personal_params(client, download), data, key, parts=("extractor",))
         return self.result(params, data)
 
-    def personalise(self, params: Tree, data: ClientData, key: Tensor) -> Tree:
+    def personalise(self, params: Tree, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Tree:
         """Fine-tune the whole network."""
         return train_together(self._fine_tuner, params, data, key)
 

@@ -135,7 +135,7 @@ class FedFA(Method):
         # Recorded are the means of the last epoch: unlike anchors they hold nothing that was received.
         return LocalResult(select(params, ("buffers",)), upload, params, diagnostics={"prototypes": means})
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Average models and anchors by n_i."""
         return self.server.update(server, uploads, valid, parts=(*MODEL_PARTS, "anchors"))
 

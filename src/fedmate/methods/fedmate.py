@@ -177,7 +177,7 @@ class FedMate(Method):
         """Send the model, the prototypes with the classes that have one, and the round, by which fusion ends."""
         return select(server, (*MODEL_PARTS, "prototypes", "known", "round"))
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Scrutinise the prototypes, integrate the classifiers, tune them to each other, average the extractors."""
         model = self.setup.model
         counts = uploads["class_counts"].masked_fill(~valid[:, None], 0)

@@ -134,7 +134,7 @@ class FedPAC(Method):
         centred = (known | (received.counts > 0)) & known.any()
         return centred_loss(self.setup.model, Centres(centres, centred, self.alignment_weight), adjustment)
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Average extractors by n_i and prototypes by n_ik, and combine classifiers for each participant."""
         counts, statistics = uploads["class_counts"], uploads["statistics"]
         prototypes, known = mix_prototypes(server["prototypes"], server["known"], uploads["prototypes"], counts, valid)

@@ -87,7 +87,7 @@ class FedProto(Method):
         upload = {"prototypes": prototypes, "class_counts": counts}
         return LocalResult(client=params, upload=upload, params=params, diagnostics={"prototypes": prototypes})
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Average the prototypes of each class over the clients that hold it."""
         counts = uploads["class_counts"]
         if self.weighting == "equal":

@@ -113,7 +113,7 @@ class Scaffold(Method):
         }
         return LocalResult({"control": control, **buffers}, upload, params, diagnostics={})
 
-    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def aggregate(self, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         """Move the model by the mean change, c by what the participants' variates changed, average buffers; by n_i."""
         weights = uploads["num_samples"].masked_fill(~valid, 0)
         mean = self.server.aggregator(select(uploads, ("change", "control_change", "buffers")), weights)
