@@ -89,7 +89,7 @@ def test_a_comparison_and_a_run_are_cited_with_everything_once(fedmate_: Fedmate
 def test_options_are_cited_where_they_were_used(fedmate_: Fedmate, tmp_path: Path, section: str, option: str) -> None:
     for value in (0, 0.5):
         folder = write_run(tmp_path / str(value))
-        sections = dict.fromkeys(("method", "objective"), "") | {
+        sections = dict.fromkeys(("method", "objective", "server"), "") | {
             "method": 'name = "fedavg"\n',
             "dataset": 'name = "x"\n',
         }
@@ -97,6 +97,13 @@ def test_options_are_cited_where_they_were_used(fedmate_: Fedmate, tmp_path: Pat
         (folder / "config.toml").write_text("".join(f"[{name}]\n{keys}" for name, keys in sections.items()))
         cited = keys_of(fedmate_("cite", folder).out)
         assert (ADDITIONS[section, option][1] in cited) == bool(value)
+
+
+def test_the_servers_step_is_cited(fedmate_: Fedmate, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    server = '[server]\naggregator = "median"\noptimiser = "adam"\n'
+    (folder / "config.toml").write_text(f'[method]\nname = "local"\n[dataset]\nname = "x"\n{server}')
+    assert keys_of(fedmate_("cite", folder).out)[:2] == ["median2018", "fedopt2021"]
 
 
 def test_the_versions_are_those_that_made_the_runs(fedmate_: Fedmate, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import fedmate
 from fedmate.catalogue import catalogue
 from fedmate.core import Model, Setup, Training, make_key, stack, tree_map
 from fedmate.methods import METHODS
+from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
 
 SOURCE = (EXAMPLES / "new_method.py").read_text()
 PROJECT = (EXAMPLES / "pyproject.toml").read_text()
@@ -80,3 +81,36 @@ def test_the_server_keeps_a_share_of_its_last_move() -> None:
         w = w + v
         np.testing.assert_allclose(server["classifier"]["bias"], w, rtol=0, atol=1e-12)
         assert_close(server["buffers"]["1.running_mean"], torch.full((3,), mean, dtype=torch.float64))
+
+
+# -------------------- the server's step
+
+
+def test_the_guide_shows_aggregator_and_optimiser_as_they_are() -> None:
+    source, guide = ((EXAMPLES.parent / path).read_text() for path in ("examples/new_server.py", "docs/extend.md"))
+    blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(blocks) == 2
+    assert all(block.strip() in source for block in blocks)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_servers_step_by_hand() -> None:
+    uploads = {"w": torch.tensor([[1.0], [4.0], [torch.nan]])}
+    tempered = AGGREGATORS["tempered"](power=0.5)  # type: ignore[call-arg]
+    assert tempered(uploads, torch.tensor([1, 4, 0]))["w"].item() == pytest.approx((1 + 2 * 4) / 3)
+    alike = AGGREGATORS["tempered"](power=0.0)  # type: ignore[call-arg]
+    assert alike(uploads, torch.tensor([1, 4, 0]))["w"].item() == pytest.approx(2.5)
+    lion, model = SERVER_OPTIMISERS["lion"](), {"w": torch.zeros(1)}
+    state = lion.init(model)
+    for target, place, moment in ((1.0, 0.01, 0.01), (0.0, 0.02, 0.0098), (-1.0, 0.01, -0.000498)):
+        model, state = lion.step(model, {"w": torch.tensor([target])}, state)
+        assert (model["w"].item(), state["moment"]["w"].item()) == pytest.approx((place, moment), abs=1e-6)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_servers_step_is_chosen_by_name(tmp_path: Path) -> None:
+    chosen = {"server.aggregator": "tempered", "server.power": 0.0, "server.optimiser": "lion"}
+    values = {"rounds": 1, "partition.clients": 2, "training.epochs": 1, **chosen}
+    record = fedmate.run(method="fedavg", set=values, out=tmp_path / "run", dataset="digits")
+    section = record.config["server"]
+    assert (section["aggregator"], section["power"], section["beta2"]) == ("tempered", 0.0, 0.99)

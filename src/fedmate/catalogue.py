@@ -37,14 +37,16 @@ from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
 from fedmate.experiment.config import TUNED, tuned_on
 from fedmate.experiment.record import Record, runs_of
-from fedmate.experiment.sections import PLAIN_SECTIONS, General
+from fedmate.experiment.sections import PLAIN_SECTIONS, SERVER, General
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 
 SECTIONS: dict[str, type] = {"settings": General, **PLAIN_SECTIONS}
 """Options without names: the keys outside any section, and the section that all methods share."""
 
-TABLES: dict[str, Registry[Any]] = {table.kind: table for table in (METHODS, DATASETS, PARTITIONS, MODELS, BACKENDS)}
+TABLES: dict[str, Registry[Any]] = {
+    table.kind: table for table in (METHODS, *SERVER.values(), DATASETS, PARTITIONS, MODELS, BACKENDS)
+}
 
 INPUT, CLASSES, CLIENTS, ROUNDS = (3, 32, 32), 10, 20, 200
 """The setting in which costs are counted, which is the paper's."""
@@ -199,6 +201,10 @@ def bibliography(folders: Sequence[Path]) -> Iterator[str]:
     for (section, option), (what, citation) in ADDITIONS.items():
         if any(record.config.get(section, {}).get(option) for record in records):
             citations[what] = citation
+    for option, table in SERVER.items():
+        for name in dict.fromkeys(record.config.get("server", {}).get(option) for record in records):
+            if name in table and table[name].citation:
+                citations[f"{option} {name}"] = table[name].citation
     cited = set[str]()
     for what, text in citations.items():
         entries = entries_of(text or "")

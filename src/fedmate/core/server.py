@@ -79,8 +79,6 @@ class ServerSGD(ServerOptimiser):
     With momentum it repeats a share of its last move: v <- momentum v + (mean - model), model <- model + rate v.
     """
 
-    citation: ClassVar[str] = "fedavgm2019"
-
     learning_rate: float = option(1.0, "step size of the server (eta)", Limits(above=0))
     momentum: float = option(0.0, "share of its last move that is repeated (beta)", Limits(at_least=0, below=1))
 
