@@ -7,7 +7,8 @@ told apart one by one. So no method knows whether a sample has one class or one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,10 +38,14 @@ class Task(ABC):
 
     Args:
         label_smoothing: the share of each label that is spread over all classes.
+        metrics: what is computed of answers beside the primary metric.
     """
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
+    primary_metric: ClassVar[str]
+
+    def __init__(self, label_smoothing: float = 0.0, metrics: Sequence[str] = ()) -> None:
         self.label_smoothing = label_smoothing
+        self.metrics = tuple(dict.fromkeys((self.primary_metric, *metrics)))
 
     @abstractmethod
     def loss(self, logits: Tensor, y: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
@@ -63,7 +68,7 @@ class Task(ABC):
 
     @abstractmethod
     def summary(self, statistics: Tree, weights: Tensor | None, *, whole: bool = False) -> Tree:
-        """Return what metrics need of statistics, float64, for each model of a federation.
+        """Return what metrics need of statistics, float64.
 
         Args:
             statistics: the sums of a test.

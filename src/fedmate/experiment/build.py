@@ -125,7 +125,7 @@ def make_method(
             torch.manual_seed(int(fold(make_key(general.seed), "model")))
             module = architecture.build(signature.input_shape, len(signature.class_names))
     module = module.to(general.device, getattr(torch, general.dtype))
-    task = TASKS["classification"](label_smoothing=experiment.objective.label_smoothing)
+    task = TASKS["classification"](experiment.objective.label_smoothing, experiment.evaluation.metrics)
     model = Model(module, classifier=layer, buffers=architecture.buffers, task=task)
     classes, training = len(signature.class_names), experiment.training
     objective, server = experiment.objective, experiment.server.make()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedmate.backends.base import RoundResult, View
-from fedmate.core import ClientData, Setup, tree_map
+from fedmate.core import ClientData, Federation, Setup, tree_map
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import RunState
 from fedmate.experiment.inputs import held_out
-from fedmate.experiment.record import TESTS, VIEWS
-from fedmate.tasks.metrics import ACCURACY, Metric
+from fedmate.experiment.record import VIEWS
+from fedmate.tasks.metrics import METRICS, by_client
 
 NO_METRICS: dict[str, Any] = {"accuracy": dict.fromkeys(VIEWS), "loss": None}
 """The metrics of a run that ended before its first evaluation."""
@@ -25,22 +25,21 @@ def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
     """Return the figures of an evaluated round."""
     federation, setup = built.federation, built.method.setup
     clients, held_out_clients = federation.clients, federation.held_out_clients
-    # Labels that lie with sites are not known here.
-    labels = None if federation.at_sites else label_distribution(setup, clients)
-    accuracy = {
-        name: (view := result.views[name])
-        and (_reported_view(view, setup, len(clients)) if labels is None else evaluate_view(view, labels))
-        for name in (*VIEWS, *sorted(set(result.views) - set(VIEWS)))
-    }
+    labels, names = label_distribution(setup, clients), (*VIEWS, *sorted(set(result.views) - set(VIEWS)))
+    accuracy, *further = [
+        {name: (view := result.views[name]) and evaluate_view(view, labels, metric) for name in names}
+        for metric in setup.model.task.metrics
+    ]
     valid = [report for report in result.reports if report.valid]
     loss = {
         "before": number(sum(report.loss_before for report in valid) / len(valid)),
         "after": number(sum(report.loss_after for report in valid) / len(valid)),
     }
     row: dict[str, Any] = {"round": t + 1, "accuracy": accuracy, "loss": loss}
+    row |= dict(zip(setup.model.task.metrics[1:], further, strict=True))
     if result.held_out_clients:
-        labels = label_distribution(setup, held_out_clients)
         views = {name: result.held_out_clients[name] for name in ("before", "after")}
+        labels = label_distribution(setup, held_out_clients)
         row["newcomers"] = {name: evaluate_view(view, labels) for name, view in views.items()}
     return row
 
@@ -55,6 +54,7 @@ def primary_accuracy(built: Built, metrics: Mapping[str, Any]) -> float | None:
 def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict[str, Any]:
     """Return the summary of a run: its last metrics and the totals."""
     experiment, view, test = built.experiment, built.method.primary_view, _primary_test(built)
+    further = built.method.setup.model.task.metrics[1:]
     summary = {
         "method": experiment.method.name,
         "dataset": experiment.dataset.name,
@@ -69,6 +69,7 @@ def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict
         "accuracy": {name: _short(result) for name, result in metrics["accuracy"].items()},
         "headline": {"view": view, "test": test, "mean": primary_accuracy(built, metrics)},
         "loss": metrics["loss"],
+        **{name: {v: _short(found) for v, found in metrics.get(name, {}).items()} for name in further},
         "bytes_up": sum(state.up.values()),
         "bytes_down": sum(state.down.values()),
         "bytes_up_items": state.up,
@@ -89,7 +90,7 @@ def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict
 
 def client_rows(built: Built, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each client's samples by class and its figures in the last round; empty where it has none."""
-    federation, rows = built.federation, list[dict[str, Any]]()
+    federation, rows, tests = built.federation, list[dict[str, Any]](), tests_of(built.federation)
     away = federation.held_out_clients
     newcomers = metrics.get("newcomers") or dict.fromkeys(("before", "after"))
     for clients, accuracy, marked in (
@@ -103,7 +104,7 @@ def client_rows(built: Built, metrics: Mapping[str, Any]) -> list[dict[str, Any]
                 counts = built.method.setup.class_counts(data).tolist()
                 rows[-1] |= {"samples": sum(counts), **{f"samples_{k}": count for k, count in enumerate(counts)}}
             for name, result in accuracy.items():
-                rows[-1] |= {f"{name}_{test}": result and result[test]["clients"][i] for test in TESTS}
+                rows[-1] |= {f"{name}_{test}": result and result[test]["clients"][i] for test in tests}
     columns = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key) for key in columns} for row in rows]
 
@@ -114,34 +115,39 @@ def label_distribution(setup: Setup, clients: Sequence[ClientData]) -> Tensor:
     return counts.to(torch.float64).cpu() / counts.sum(1, keepdim=True).cpu()
 
 
-def evaluate_view(view: View, labels: Tensor, metric: Metric = ACCURACY) -> dict[str, Any]:
-    """Return the figures of one view on every test; `labels` are all clients', as `label_distribution` gives them.
+def tests_of(federation: Federation) -> list[str]:
+    """Return what models are tested on; the first test ranks them."""
+    common = [] if federation.at_sites else ["balanced", "own"]
+    return [*common, *["local"] * bool(federation.local_tests or federation.at_sites)]
 
-    Classes are weighed for each client; a class without test samples does not count.
+
+def evaluate_view(view: View, labels: Tensor, name: str = "accuracy") -> dict[str, Any]:
+    """Return the figures of a metric of one view on every test, `None` on a test for which it is not known.
+
+    `labels` are all clients', as `label_distribution` gives them.
     """
-    figures, own = {}, labels[list(view.clients)]
+    metric, figures, own = METRICS[name], dict[str, Any](), labels[list(view.clients)]
     for test, statistics in tree_map(Tensor.cpu, view.tests).items():
-        weights = {"balanced": torch.ones_like(own), "own": own}[test]
-        values = metric.values(statistics, weights)
-        weights = torch.where(values.isnan(), 0.0, weights if metric.as_tested else (weights > 0).to(own))
-        filled = values.nan_to_num(0) * weights
-        by_class = (filled.sum(0) / weights.sum(0)).tolist()
-        figures[test] = _figures(view, filled.sum(1) / weights.sum(1), by_class, len(labels))
+        if "tally" not in statistics:
+            # Sites report figures.
+            figures[test] = _figures(view, 100 * statistics[name], len(labels))
+        elif test not in metric.tests or metric.needs not in statistics:
+            figures[test] = None
+        elif metric.needs == "confusion":
+            figures[test] = {"matrix": statistics["confusion"][0].long().tolist()}
+        else:
+            weights = {"balanced": torch.ones_like(own), "own": own, "local": statistics["tally"][:, 1]}[test]
+            found, by_class = by_client(metric, statistics, weights)
+            of_classes = {} if by_class is None else {"per_class": [number(value) for value in by_class.tolist()]}
+            figures[test] = {**_figures(view, found, len(labels)), **of_classes}
     return figures
 
 
-def _reported_view(view: View, setup: Setup, num_clients: int) -> dict[str, Any]:
-    """Return the figures of one view of which each client reports one accuracy."""
-    own, by_class = 100 * view.tests["local"]["accuracy"].cpu(), [math.nan] * setup.num_classes
-    values = {"balanced": torch.full_like(own, math.nan), "own": own}
-    return {test: _figures(view, found, by_class, num_clients) for test, found in values.items()}
-
-
-def _figures(view: View, by_client: Tensor, by_class: Sequence[float], num_clients: int) -> dict[str, Any]:
+def _figures(view: View, by_client: Tensor, num_clients: int) -> dict[str, Any]:
     everyone: list[float | None] = [None] * num_clients
     for client, value in zip(view.clients, by_client.tolist(), strict=True):
         everyone[client] = number(value)
-    return {**spread(by_client), "per_class": [number(value) for value in by_class], "clients": everyone}
+    return {**spread(by_client), "clients": everyone}
 
 
 def spread(values: Tensor) -> dict[str, float | None]:
@@ -164,9 +170,11 @@ def number(value: float) -> float | None:
 
 def _primary_test(built: Built) -> str:
     """Return the test whose figure stands for a run: sites have no balanced one."""
-    return "own" if built.federation.at_sites else "balanced"
+    return tests_of(built.federation)[0]
 
 
 def _short(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
     keys = ("mean", "std", "worst_tenth")
-    return result and {test: {key: result[test][key] for key in keys} for test in TESTS}  # type: ignore[return-value]
+    if result is None:
+        return None
+    return {test: found and {key: found[key] for key in keys if key in found} for test, found in result.items()}

@@ -24,7 +24,7 @@ from fedmate.experiment.checkpoint import Restored, read_steadily
 from fedmate.experiment.evaluate import evaluate_view, label_distribution
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs, ready, split_samples
 from fedmate.experiment.predict import Calibration, PortableModel, check_target
-from fedmate.experiment.record import TESTS, Record
+from fedmate.experiment.record import Record
 from fedmate.experiment.sample_files import read_client
 from fedmate.experiment.sections import Experiment
 
@@ -212,11 +212,11 @@ def adapt(
         # Some methods have no global model, and private statistics belong to none.
         with suppress(UserError):
             models["global"] = (_global_params(restored), True)
-        labels, accuracy = label_distribution(method.setup, [train]), {}
+        labels, accuracy = label_distribution(method.setup, [train]), dict[str, dict[str, Any]]()
         for name, (params, is_global) in models.items():
             found = judge(method, params, train, EvaluationData(test), is_global)
             figures = evaluate_view(View((0,), stack([found])), labels)
-            accuracy[name] = {kind: figures[kind]["mean"] for kind in TESTS}
+            accuracy[name] = {kind: found and found["mean"] for kind, found in figures.items()}
         held, tested = (method.setup.class_counts(part).tolist() for part in (train, test))
         adapted = describe(run, after, "newcomer", held)
     if to is not None:

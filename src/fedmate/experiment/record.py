@@ -35,11 +35,9 @@ from fedmate.errors import UserError
 
 Content = TypeVar("Content")
 
-TESTS = ("balanced", "own")
-"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution.
-
-They are the two rows of a view's accuracies: `own` asks a model that its method adjusts to that distribution.
-"""
+TESTS = ("balanced", "own", "local")
+"""`balanced` averages the accuracies over classes, `own` weighs them by the client's label distribution; both are of
+the common test split. `local` is the accuracy on samples of the client's own, if it has some for testing."""
 
 VIEWS = ("pre", "post", "global")
 
@@ -122,16 +120,31 @@ class Record:
         return tensors
 
     def accuracy(self, view: str | None = None, test: str | None = None) -> float | None:
-        """Return the mean over clients in the last round, in percent; by default of the primary view and test."""
+        """Return the mean over clients in the last round, in percent; by default of the primary view and test.
+
+        Args:
+            view: the method's own, if left out.
+            test: `balanced`, `own`, or `local` where clients have test samples of their own.
+        """
+        return self.metric("accuracy", view, test)
+
+    def metric(self, name: str, view: str | None = None, test: str | None = None) -> float | None:
+        """Return the mean of a metric of `[evaluation]` over clients in the last round, as `accuracy` does.
+
+        It is `None` for a view that the method lacks, and on a test on which the metric is not known.
+        """
         summary = self.summary
-        test = test or summary["headline"].get("test", "balanced")
-        views, view = summary["accuracy"], view or summary["headline"]["view"]
+        test, view = test or summary["headline"]["test"], view or summary["headline"]["view"]
+        views = summary.get(name)
+        if not isinstance(views, dict) or "pre" not in views:
+            raise UserError(f"`{name}` was not computed in this run; add it to `evaluation.metrics`, and run again.")
         if view not in views:
             raise UserError(f"`view` is `{view}`; this run has {', '.join(f'`{name}`' for name in views)}.")
-        if test not in TESTS:
-            raise UserError(f"`test` is `{test}`; use `balanced` or `own`.")
-        figure: float | None = views[view] and views[view][test]["mean"]
-        return figure
+        tests: dict[str, Any] = next((found for found in views.values() if found), {})
+        if test not in (tests or TESTS):
+            raise UserError(f"`test` is `{test}`; this run has {', '.join(f'`{name}`' for name in tests)}.")
+        figures = views[view] and views[view].get(test)
+        return figures["mean"] if figures else None
 
     def __repr__(self) -> str:
         config = self.config
@@ -179,7 +192,7 @@ def _parse_summary(text: str) -> dict[str, Any]:
     try:
         # What readers take for granted.
         _ = summary["headline"]["view"], summary["headline"]["mean"]
-        _ = [tests[test]["mean"] for tests in summary["accuracy"].values() if tests is not None for test in TESTS]
+        _ = [found["mean"] for tests in summary["accuracy"].values() if tests is not None for found in tests.values()]
     except (KeyError, TypeError, AttributeError):
         raise ValueError("it is not a summary") from None
     return summary

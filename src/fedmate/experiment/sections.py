@@ -9,12 +9,13 @@ from typing import Any, Literal, TypeAlias
 import tomli_w
 
 from fedmate.core import Limits, Method, ObjectiveOptions, Server, Training, option
-from fedmate.core.options import NONE, Registry
+from fedmate.core.options import NONE, Registry, check_options
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS, Partition
 from fedmate.methods import METHODS
 from fedmate.models import MODELS, Architecture
 from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
+from fedmate.tasks.metrics import METRICS
 
 Values: TypeAlias = dict[str, Any]
 
@@ -48,6 +49,21 @@ class General:
     patience: float = option(
         600.0, "seconds to wait for the next answer, where clients live elsewhere", Limits(above=0)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is computed of models' answers (the `[evaluation]` section)."""
+
+    metrics: tuple[str, ...] = option((), "further metrics beside the accuracy: precision, macro_f1, auroc, ...")
+    local: float = option(
+        0.0, "share of each client's samples held back as its test `local`", Limits(at_least=0, below=1)
+    )
+
+    def __post_init__(self) -> None:
+        check_options("evaluation", Evaluation, vars(self))
+        for name in self.metrics:
+            _ = METRICS[name]
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,7 @@ class Experiment:
     model: Section
     training: Training
     objective: ObjectiveOptions
+    evaluation: Evaluation
     server: ServerSection
     method: Section
 
@@ -122,7 +139,7 @@ NAMED_SECTIONS: dict[str, Registry[Any]] = {
 }
 SERVER: dict[str, Registry[Any]] = {"aggregator": AGGREGATORS, "optimiser": SERVER_OPTIMISERS}
 """The tables that `[server]` names rows of, in the order of `Server`."""
-PLAIN_SECTIONS: dict[str, type] = {"training": Training, "objective": ObjectiveOptions}
+PLAIN_SECTIONS: dict[str, type] = {"training": Training, "objective": ObjectiveOptions, "evaluation": Evaluation}
 COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": Architecture, "method": Method}
 """The options that all rows of a section's table share: they survive a change of name."""
 

@@ -172,10 +172,11 @@ class Flower(Backend):
         return select(self._like, self.method.wire(round_number).up)
 
     def _tests(self, reported: list[float] | None) -> Tree:
-        """Return what a view is judged by, NaN where a client reports no number; a site reports its accuracy alone."""
+        """Return what a view is judged by, NaN where no number is reported; a site reports its own figures alone."""
         if self._tests_like is None:
-            one = torch.zeros((), dtype=torch.float64)
-            self._tests_like = {"local": {"accuracy": one}} if self.federation.at_sites else self._try_tests()
+            one, metrics = torch.zeros((), dtype=torch.float64), self.method.setup.model.task.metrics
+            at_sites = {"local": dict.fromkeys(metrics, one)}
+            self._tests_like = at_sites if self.federation.at_sites else self._try_tests()
         return from_numbers(reported, self._tests_like, most=1 if self.federation.at_sites else MOST)
 
     def _try_tests(self) -> Tree:

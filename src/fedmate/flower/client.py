@@ -31,6 +31,7 @@ from fedmate.core import ClientData, EvaluationData, Tree, flatten, fold, num_by
 from fedmate.core.tree import DamagedError, fit_to, pack, unpack
 from fedmate.errors import UserError
 from fedmate.flower.messages import Answer, Metrics, PublicError, Request, to_numbers
+from fedmate.tasks.metrics import METRICS, site_figure
 
 STATE, MODEL, AUDIT = "state.safetensors", "model.safetensors", "audit.csv"
 
@@ -144,17 +145,14 @@ class Client:
         return {}, self._report(views)
 
     def _report(self, views: Tree) -> Metrics:
-        """Return what views are judged by, as the server of a simulation needs it; of a site its accuracy alone."""
+        """Return what views are judged by, as the server of a simulation needs it; of a site its own figures alone."""
+        task, reported = self.backend.method.setup.model.task, views
         if self.backend.federation.at_sites:
-            views = {name: {"local": {"accuracy": self._accuracy(tests["local"])}} for name, tests in views.items()}
-        return {name: to_numbers(tests) for name, tests in views.items()}
-
-    def _accuracy(self, statistics: Tree) -> Tensor:
-        """Weigh classes as the client holds them, without those that its test lacks; NaN if none is left."""
-        hits, labels, _ = statistics["tally"]
-        weights = self.backend.method.setup.class_counts(self.data).double().masked_fill(labels == 0, 0)
-        accuracy: Tensor = (hits / labels.clamp(min=1) * weights / weights.sum()).sum()
-        return accuracy
+            reported = {
+                name: {"local": {metric: site_figure(METRICS[metric], tests["local"]) for metric in task.metrics}}
+                for name, tests in views.items()
+            }
+        return {name: to_numbers(tests) for name, tests in reported.items()}
 
     def _start(self, request: Request, round_number: int) -> tuple[Tree, Tree, Tensor]:
         """Return the client's state, the download and the randomness of a request, or raise `PublicError`."""

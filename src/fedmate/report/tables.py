@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -87,11 +87,11 @@ class Table:
 
 def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
     """Return a table with a row per run: accuracy by test and view, bytes, time."""
-    first, rows = summaries[0], []
+    first, rows, tests = summaries[0], [], _tests(summary["accuracy"] for summary in summaries)
     for summary in summaries:
         primary = (summary["headline"]["test"], summary["headline"]["view"])
         row = [summary["method"]]
-        for test in TESTS:
+        for test in tests:
             for view in VIEWS:
                 cell = _figure(summary["accuracy"][view], test)
                 row.append("*" * (cell != "-" and primary == (test, view)) + cell)
@@ -103,11 +103,12 @@ def comparison(summaries: Sequence[dict[str, Any]]) -> Table:
         "Accuracy in percent, mean over clients; * marks the primary view.",
         "balanced: all classes weigh alike.",
         "own: classes weigh as in the client's samples; those it lacks are ruled out.",
+        *["local: test samples of the client's own."] * ("local" in tests),
         "MB: megabytes that all clients sent (up) and received (down).",
     ]
-    groups = ["", *(test for test in TESTS for _ in VIEWS), "", "", ""]
+    groups = ["", *(test for test in tests for _ in VIEWS), "", "", ""]
     return Table(
-        "runs", title, ["method", *VIEWS * len(TESTS), "MB up", "MB down", "time s"], rows, notes, groups=groups
+        "runs", title, ["method", *VIEWS * len(tests), "MB up", "MB down", "time s"], rows, notes, groups=groups
     )
 
 
@@ -116,23 +117,23 @@ def unseen_clients(summaries: Sequence[dict[str, Any]]) -> Table | None:
     met = [summary for summary in summaries if "newcomers" in summary]
     if not met:
         return None
-    views = ("before", "after")
+    views, tests = ("before", "after"), _tests(summary["newcomers"]["accuracy"] for summary in met)
     rows = []
     for summary in met:
         accuracy = summary["newcomers"]["accuracy"]
-        rows.append([summary["method"], *(_figure(accuracy[view], test) for test in TESTS for view in views)])
+        rows.append([summary["method"], *(_figure(accuracy[view], test) for test in tests for view in views)])
     clients = met[0]["newcomers"]["clients"]
     title = f"{clients} client{'s' * (clients != 1)} outside training"
     notes = ["Accuracy in percent, mean over these clients, before and after one local update."]
-    groups = ["", *(test for test in TESTS for _ in views)]
-    return Table("unseen", title, ["method", *views * len(TESTS)], rows, notes, groups=groups)
+    groups = ["", *(test for test in tests for _ in views)]
+    return Table("unseen", title, ["method", *views * len(tests)], rows, notes, groups=groups)
 
 
 def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Table:
     """Return a table of a client's accuracies before and after it adapts."""
-    rows = []
+    rows, tests = [], _tests([accuracy])
     for view, figures in accuracy.items():
-        cells = (figures[test] for test in TESTS)
+        cells = (figures[test] for test in tests)
         rows.append([view, *("-" if cell is None else f"{cell:.2f}" for cell in cells)])
     meanings = {
         "before": "the model as received; its personal layers, if any, are not trained yet.",
@@ -141,8 +142,8 @@ def adapted(accuracy: Mapping[str, Mapping[str, float | None]]) -> Table:
         "balanced": "all classes weigh alike.",
         "own": "classes weigh as in its training samples; those it lacks are ruled out.",
     }
-    notes = [f"{word}: {meaning}" for word, meaning in meanings.items() if word in accuracy or word in TESTS]
-    return Table("adapted", "Accuracy in percent", ["model", *TESTS], rows, notes)
+    notes = [f"{word}: {meaning}" for word, meaning in meanings.items() if word in accuracy or word in tests]
+    return Table("adapted", "Accuracy in percent", ["model", *tests], rows, notes)
 
 
 def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
@@ -153,7 +154,14 @@ def samples_by_class(samples: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _figure(figures: dict[str, Any] | None, test: str) -> str:
-    return "-" if figures is None or figures[test]["mean"] is None else f"{figures[test]['mean']:.2f}"
+    mean = figures and test in figures and figures[test]["mean"]
+    return f"{mean:.2f}" if isinstance(mean, float) else "-"
+
+
+def _tests(accuracies: Iterable[Mapping[str, Mapping[str, Any] | None]]) -> list[str]:
+    """Return the tests that some run has, in their order; `balanced` and `own` if no run was evaluated."""
+    found = {test for views in accuracies for figures in views.values() for test in figures or ()}
+    return [test for test in TESTS if test in found] or [*TESTS[:2]]
 
 
 def plain(text: str) -> str:

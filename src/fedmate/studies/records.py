@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, final
 from fedmate import storage
 from fedmate.errors import UserError
 from fedmate.experiment.config import ConfigSource, resolve
-from fedmate.experiment.record import TESTS, Record
+from fedmate.experiment.record import Record
 from fedmate.experiment.sections import NAMED_SECTIONS, Experiment, flat
 from fedmate.methods import METHODS
 
@@ -69,7 +69,7 @@ class RunSummary:
     def accuracy(self, view: str, test: str) -> float | None:
         """Return the mean over clients at the end, in percent; `None` if it diverged or the method lacks the view."""
         figures = None if self.diverged_in is not None else self.summary["accuracy"].get(view)
-        return None if figures is None else figures[test]["mean"]
+        return None if figures is None or test not in figures else figures[test]["mean"]
 
     def outcome(self) -> list[Any]:
         """Return everything that two runs of one experiment must agree on."""
@@ -289,7 +289,7 @@ def rounded(value: Any) -> Any:
 
 def _means(accuracy: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     return {
-        view: {test: rounded(figures[test]["mean"]) for test in TESTS}
+        view: {test: rounded(found["mean"]) for test, found in figures.items()}
         for view, figures in accuracy.items()
         if figures is not None
     }

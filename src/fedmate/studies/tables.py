@@ -11,12 +11,15 @@ from typing import NamedTuple
 import pandas
 
 from fedmate import storage
-from fedmate.experiment.record import TESTS, VIEWS
+from fedmate.experiment.record import VIEWS
 from fedmate.report.drawing import FORMATS
 from fedmate.report.plots import Plot
 from fedmate.report.tables import Table, to_csv, to_latex, to_markdown
 from fedmate.studies.statistics import Figure, Group, Results, pareto_front
 from fedmate.studies.study import StudyMethod, StudySetting
+
+TESTS = ("balanced", "own")
+"""The tests that every run has, shown side by side; a study may compare `local` figures."""
 
 STD_NOTE = "accuracy in percent, mean over clients; ± standard deviation between seeds, where there are several"
 TESTS_NOTE = (
