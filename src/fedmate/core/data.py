@@ -46,6 +46,10 @@ class ClientData(NamedTuple):
         # Without anything to draw there is no need of keys.
         return self.source.draw(rows, fold(key, "augment", ids)) if self.is_augmented else self.source.take(rows)
 
+    def masked(self) -> ClientData:
+        """Return it with nothing that counts."""
+        return self._replace(mask=torch.zeros_like(self.mask), filled=0)
+
     def map(self, function: Callable[[Tensor], Tensor]) -> ClientData:
         """Apply a function to everything but the source: choose samples, or clients of a stack."""
         rows, y, mask = map(function, (self.rows, self.y, self.mask))

@@ -1,7 +1,7 @@
 """Data sets, and the table that names them."""
 
 from fedmate.core.options import Registry
-from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
+from fedmate.data.dataset import Arrays, Dataset, Normalisation, Samples, content_digest, hold_back, hold_back_from_each
 
 DATASETS: Registry[type[Dataset]] = Registry(
     "datasets",
@@ -21,4 +21,13 @@ DATASETS: Registry[type[Dataset]] = Registry(
     },
 )
 
-__all__ = ["DATASETS", "Arrays", "Dataset", "Normalisation", "Samples", "content_digest", "hold_back"]
+__all__ = [
+    "DATASETS",
+    "Arrays",
+    "Dataset",
+    "Normalisation",
+    "Samples",
+    "content_digest",
+    "hold_back",
+    "hold_back_from_each",
+]

@@ -182,11 +182,11 @@ class Pool:
 
 @final
 class Sites:
-    """Samples that are split into clients already: each pair is a client.
+    """Samples that are split into clients already.
 
     Args:
-        clients: a pair `(x, y)` for each client, as in `Pool`.
-        test: the pair `(x, y)` on which all clients are tested.
+        clients: `(x, y)` for each client, as in `Pool`; or `(x, y, test_x, test_y)`, with test samples of its own.
+        test: the pair `(x, y)` on which all clients are tested; if left out, what clients bring for testing, together.
         class_names: as in `Pool`.
 
     Example:
@@ -197,22 +197,37 @@ class Sites:
 
     def __init__(
         self,
-        clients: Sequence[tuple[ArrayLike, ArrayLike]],
-        test: tuple[ArrayLike, ArrayLike],
+        clients: Sequence[tuple[ArrayLike, ...]],
+        test: tuple[ArrayLike, ArrayLike] | None = None,
         *,
         class_names: Sequence[str] | None = None,
     ) -> None:
         if not len(clients):
             raise UserError("`clients` is empty; give a pair `(x, y)` for each client.")
-        parts = {f"clients[{i}]": pair for i, pair in enumerate(clients)} | {"test": test}
-        for name, pair in parts.items():
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise UserError(f"`{name}` is a {type(pair).__name__}; give a pair `(x, y)` of samples and labels.")
-        (*pairs, tested), names = _gather({f"{name}.": pair for name, pair in parts.items()}, class_names)
-        train = Samples(np.concatenate([pair.x for pair in pairs]), np.concatenate([pair.y for pair in pairs]))
-        ends = np.cumsum([len(pair.y) for pair in pairs])
+        size = 4 if isinstance(clients[0], tuple | list) and len(clients[0]) == 4 else 2
+        parts = {f"clients[{i}]": part for i, part in enumerate(clients)}
+        for name, part in [*parts.items(), *([] if test is None and size == 4 else [("test", test)])]:
+            wanted = 2 if name == "test" else size
+            if not isinstance(part, tuple | list) or len(part) != wanted:
+                raise UserError(
+                    f"`{name}` is a {type(part).__name__}; give a pair `(x, y)` of samples and labels, or for each "
+                    "client `(x, y, test_x, test_y)`."
+                )
+        pairs = {f"{name}.": (part[0], part[1]) for name, part in parts.items()}
+        if size == 4:
+            pairs |= {f"{name}.test_": (part[2], part[3]) for name, part in parts.items()}
+        if test is not None:
+            pairs["test."] = test
+        found, names = _gather(pairs, class_names)
+        own, local = found[: len(parts)], found[len(parts) : len(parts) * size // 2]
+        ends = np.cumsum([len(part.y) for part in own])
         self.client_rows: list[NDArray[np.int64]] | None = np.split(np.arange(ends[-1], dtype=np.int64), ends[:-1])
-        self.arrays = Arrays(train, tested, names)
+        tested = _together(local) if test is None else found[-1]
+        self.arrays = Arrays(_together(own), tested, names, local_tests=tuple(local))
+
+
+def _together(parts: Sequence[Samples]) -> Samples:
+    return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
 def _gather(
@@ -232,4 +247,6 @@ def fingerprint(data: Pool | Sites) -> str:
         tensors |= {"test_x": arrays.test.x, "test_y": arrays.test.y}
     if data.client_rows is not None:
         tensors["sizes"] = np.array([len(rows) for rows in data.client_rows])
+    for i, samples in enumerate(arrays.local_tests):
+        tensors |= {f"local_x{i}": samples.x, f"local_y{i}": samples.y}
     return digest({name: torch.from_numpy(array) for name, array in tensors.items()}, "\n".join(arrays.class_names))

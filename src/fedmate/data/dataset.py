@@ -76,6 +76,13 @@ class Arrays(NamedTuple):
     notes: tuple[str, ...] = ()  # warnings for the user
     digest: str | None = None  # of the content, if it is known already
     client_names: tuple[str, ...] = ()  # of the natural clients
+    local_tests: tuple[Samples, ...] = ()  # by natural or given client, the test samples of its own
+
+    def tests_of(self, partition: str, holdings: Sequence[NDArray[np.int64]]) -> list[Samples]:
+        """Return the test samples of their own that the clients of a partition brought, if they are these clients."""
+        if self.local_tests and partition == "natural" and self.clients is not None:
+            return [self.local_tests[self.clients[rows[0]]] for rows in holdings]
+        return list(self.local_tests) if partition == "given" else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +145,32 @@ def flip_option(default: bool = False) -> Any:
 def content_digest(arrays: Arrays) -> str:
     """Return the SHA-256 of the numbers and class names of a data set."""
     found = hashlib.sha256("\n".join(arrays.class_names).encode())
-    for array in [*arrays.train, *(arrays.test or ()), *([] if arrays.clients is None else [arrays.clients])]:
+    owners = [] if arrays.clients is None else [arrays.clients]
+    own_tests = [array for samples in arrays.local_tests for array in samples]
+    for array in [*arrays.train, *(arrays.test or ()), *owners, *own_tests]:
         found.update(f"{array.dtype.str} {array.shape}".encode())
         for start in range(0, len(array), CHUNK):
             found.update(np.ascontiguousarray(array[start : start + CHUNK]).data)
     return found.hexdigest()
 
 
-def hold_back(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Choose about a fifth of each class as test samples, but never the only sample of a class."""
+def hold_back(labels: NDArray[np.int64], rng: np.random.Generator, share: float = 0.2) -> NDArray[np.int64]:
+    """Choose about a share of each class as test samples, but never the only sample of a class."""
     order = rng.permutation(len(labels))
     order = order[np.bincount(labels)[labels[order]] > 1]
-    # Every fifth of a row in which classes stand together: each class gives a fifth, rounded up or down.
-    chosen: NDArray[np.int64] = np.sort(order[np.argsort(labels[order], kind="stable")][2::5])
+    # At even distances in a row in which classes stand together: each class gives its share, rounded up or down.
+    steps = np.floor(np.round(np.arange(len(order) + 1) * share + (1 - share) / 2, 9))
+    chosen: NDArray[np.int64] = np.sort(order[np.argsort(labels[order], kind="stable")][np.diff(steps) > 0])
     return chosen
+
+
+def hold_back_from_each(
+    labels: NDArray[np.int64], holdings: Sequence[NDArray[np.int64]], rng: np.random.Generator, share: float
+) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+    """Hold back a share of each client's rows; return what clients keep, and what is held back, each in order."""
+    held = [rows[hold_back(labels[rows], rng, share)] for rows in map(np.sort, holdings)]
+    # Clients may have samples in common, and no client trains on what another is tested on.
+    return [np.setdiff1d(rows, np.concatenate(held)) for rows in holdings], held
 
 
 def as_array(name: str, values: ArrayLike) -> NDArray[Any]:

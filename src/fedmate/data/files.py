@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,18 +194,25 @@ def read_arrays(path: Path, class_names: Sequence[str] | None = None) -> Arrays:
         inputs[name], labels[f"{path}[{part}_y]"] = _as_samples(name, arrays[f"{part}_x"]), arrays[f"{part}_y"]
     (train, *test), names = pair_up(inputs, labels, class_names, f"{path}[class_names]")
     found = Arrays(train, test[0] if test else None, names)
-    owners = arrays.get("train_client")
-    return found if owners is None else _with_clients(found, f"{path}[train_client]", owners)
+    if "train_client" not in arrays:
+        return found
+    owners, numbers = np.unique(_owners(path, "train_client", arrays, found.train), return_inverse=True)
+    found = found._replace(clients=numbers.astype(np.int64), client_names=tuple(map(str, owners.tolist())))
+    if found.test is None or "test_client" not in arrays:
+        return found
+    testers = _owners(path, "test_client", arrays, found.test)
+    own = (testers == owner for owner in owners)
+    return found._replace(local_tests=tuple(Samples(found.test.x[rows], found.test.y[rows]) for rows in own))
 
 
-def _with_clients(arrays: Arrays, name: str, owners: NDArray[Any]) -> Arrays:
-    """Add the client of each training sample, numbered in the order of their names."""
-    if owners.shape != arrays.train.y.shape:
+def _owners(path: Path, name: str, arrays: Mapping[str, NDArray[Any]], samples: Samples) -> NDArray[Any]:
+    """Return the client of each sample."""
+    owners, name = arrays[name], f"{path}[{name}]"
+    if owners.shape != samples.y.shape:
         raise UserError(
-            f"`{name}` has the shape {list(owners.shape)} for {len(arrays.train.y)} samples; give one client for each."
+            f"`{name}` has the shape {list(owners.shape)} for {len(samples.y)} samples; give one client for each."
         )
-    names, numbers = np.unique(owners if owners.dtype.kind == "U" else as_numbers(name, owners), return_inverse=True)
-    return arrays._replace(clients=numbers.astype(np.int64), client_names=tuple(map(str, names.tolist())))
+    return owners if owners.dtype.kind == "U" else as_numbers(name, owners)
 
 
 def _as_samples(name: str, x: NDArray[Any]) -> NDArray[Any]:

@@ -213,5 +213,10 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
     if missing:
         names = ", ".join(map(str, missing))
         found.append(f"The {general.evaluate_on} split has no sample of class {names}: averages leave it out.")
+    if experiment.partition.name in ("natural", "given") and not federation.local_tests:
+        found.append(
+            "All clients are tested on the same samples, so that `own` assumes that a class looks alike at all of "
+            "them. Give clients test samples of their own, or set `evaluation.local`."
+        )
     counts = [method.setup.class_counts(data) for data in federation.clients]
     return found + experiment.objective.warnings(counts) + method.warnings(counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -16,7 +17,16 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedmate.core import ClientData, Federation, rows_of
-from fedmate.data import DATASETS, Arrays, Dataset, Normalisation, Samples, content_digest, hold_back
+from fedmate.data import (
+    DATASETS,
+    Arrays,
+    Dataset,
+    Normalisation,
+    Samples,
+    content_digest,
+    hold_back,
+    hold_back_from_each,
+)
 from fedmate.data.arrays import Pool, Sites, fingerprint
 from fedmate.data.partitions import PARTITIONS, PartitionInput, repeat_samples
 from fedmate.data.sources import data_folder
@@ -127,6 +137,8 @@ class ClientSplit:
     held_out: list[Rows]  # those of the clients that stay out of training
     validation: Rows | None  # the rows to evaluate on instead of the test split, if that was asked for
     test: Samples  # what every client is evaluated on
+    local_tests: Sequence[Samples] = ()  # each client's own test samples, held-out clients last; empty if none have any
+    local_rows: Sequence[Rows] = ()  # the rows of the training part that these are, if they were held back from it
     at_sites: bool = False  # whether samples lie with sites of their own, and these stand in for them
 
     @property
@@ -134,6 +146,7 @@ class ClientSplit:
         """A digest of the data set's content and of the rows of every client."""
         found = hashlib.sha256(self.data_sha256.encode())
         parts = [*(("client", rows) for rows in self.clients), *(("newcomer", rows) for rows in self.held_out)]
+        parts += (("local", rows) for rows in self.local_rows)
         for kind, rows in [*parts, *([] if self.validation is None else [("validation", self.validation)])]:
             found.update(f"{kind} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
         return found.hexdigest()
@@ -160,16 +173,13 @@ class ClientSplit:
 
     def to_json(self) -> str:
         """Return the account of it, a line for each client: rows count from 0 in the data set's training part."""
-        head = {
-            "sha256": self.sha256,
-            "data_sha256": self.data_sha256,
-            "classes": self.arrays.class_names,
-            "names": self.names(),
-        }
+        head: dict[str, Any] = {"sha256": self.sha256, "data_sha256": self.data_sha256}
+        head |= {"classes": self.arrays.class_names, "names": self.names()}
         if self.at_sites:
             return json.dumps({**head, "at_sites": True}, ensure_ascii=False) + "\n"
         lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in head.items()]
-        for name, holdings in (("clients", self.clients), ("newcomers", self.held_out)):
+        local = [("local", self.local_rows)] if self.local_rows else []
+        for name, holdings in (("clients", self.clients), ("newcomers", self.held_out), *local):
             rows = ",\n".join(json.dumps(one.tolist()) for one in holdings)
             lines.append(f'"{name}": [\n{rows}\n]' if holdings else f'"{name}": []')
         if self.validation is not None:
@@ -218,12 +228,30 @@ def split_samples(experiment: Experiment, inputs: UserInputs) -> ClientSplit:
                 "`partition.examples` leaves no sample for the test split, which is what no client holds; lower "
                 "`partition.examples` or `partition.clients`."
             )
+    holdings, local, held_rows = _local_tests(experiment, arrays, holdings)
     # Only now: the test split must not depend on how many samples are repeated.
     repeated = options["redundant_clients"], options["redundant_samples"]
     holdings = repeat_samples(holdings, *repeated, random_of(experiment, b"redundant"))
     away = held_out(experiment, len(holdings))
-    trained, apart = ([rows for i, rows in enumerate(holdings) if (i in away) is out] for out in (False, True))
-    return ClientSplit(arrays, arrays.digest or content_digest(arrays), trained, apart, validation, test)
+    order = [*(i for i in range(len(holdings)) if i not in away), *sorted(away)]
+    trained, apart = ([holdings[i] for i in order if (i in away) is out] for out in (False, True))
+    local, held_rows = [local[i] for i in order if local], [held_rows[i] for i in order if held_rows]
+    sha256 = arrays.digest or content_digest(arrays)
+    return ClientSplit(arrays, sha256, trained, apart, validation, test, local, held_rows)
+
+
+def _local_tests(
+    experiment: Experiment, arrays: Arrays, holdings: list[Rows]
+) -> tuple[list[Rows], list[Samples], list[Rows]]:
+    """Return what clients train on, the test samples of their own, and which rows these are if they were held back."""
+    share, given = experiment.evaluation.local, arrays.tests_of(experiment.partition.name, holdings)
+    if not share:
+        return holdings, given, []
+    kept, held = hold_back_from_each(arrays.train.y, holdings, random_of(experiment, b"local"), share)
+    if given or not all(map(len, kept)) or not any(map(len, held)):
+        reason = "clients have test samples of their own" if given else "it leaves a client or the test no sample"
+        raise UserError(f"`evaluation.local` is {share}, but {reason}; set it to {'0' if given else 'another share'}.")
+    return kept, [Samples(arrays.train.x[rows], arrays.train.y[rows]) for rows in held], held
 
 
 def make_federation(experiment: Experiment, split: ClientSplit) -> Federation:
@@ -235,11 +263,15 @@ def make_federation(experiment: Experiment, split: ClientSplit) -> Federation:
     sizes = [len(rows) for rows in holdings]
     parts = zip(torch.split(rows, sizes), torch.split(everyone.y[rows], sizes), strict=True)
     clients = [rows_of(everyone.source, own, labels) for own, labels in parts]
+    # A test without samples is one of which nothing counts.
+    pairs = zip(split.local_tests, clients, strict=bool(split.local_tests))
+    own = [ready(experiment, arrays.normalisation, test) if len(test.y) else data.masked() for test, data in pairs]
     return Federation(
         clients=tuple(clients[: len(split.clients)]),
         test=ready(experiment, arrays.normalisation, split.test),
         num_classes=len(arrays.class_names),
         held_out_clients=tuple(clients[len(split.clients) :]),
+        local_tests=tuple(own),
         at_sites=split.at_sites,
     )
 
@@ -284,6 +316,7 @@ def _at_sites(experiment: Experiment, arrays: Arrays) -> ClientSplit:
         ("partition.redundant_clients", partition.options["redundant_clients"], 0),
         ("holdout_clients", general.holdout_clients, 0),
         ("evaluate_on", general.evaluate_on, "test"),
+        ("evaluation.local", experiment.evaluation.local, 0),
     ):
         if found != left_out:
             raise UserError(
