@@ -36,6 +36,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "progress",
         "report",
         "storage",
+        "tasks",
         "errors",
         "__version__",
     ),

@@ -51,7 +51,7 @@ def test_accuracy_is_asked_by_view_and_test(recorder: Recorder, record: Record) 
     assert record.accuracy("global") is None
     for arguments, sentence in (
         (("best",), "`view` is `best`; this run has `pre`, `post`, `global`."),
-        (("pre", "mine"), "`test` is `mine`; use `balanced` or `own`."),
+        (("pre", "mine"), "`test` is `mine`; this run has `balanced`, `own`."),
     ):
         with pytest.raises(UserError) as caught:
             record.accuracy(*arguments)

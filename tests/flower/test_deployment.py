@@ -192,8 +192,7 @@ def test_a_server_that_was_killed_has_the_record_of_an_undisturbed_one(story: St
     assert found.rounds == expected.rounds
     assert [row["valid"] for row in found.rounds] == [1] * (SITES * ROUNDS)
     assert [row["accuracy"] for row in found.metrics] == [row["accuracy"] for row in expected.metrics]
-    assert found.metrics[-1]["accuracy"]["pre"]["own"]["mean"] > 0
-    assert found.metrics[-1]["accuracy"]["pre"]["balanced"]["mean"] is None
+    assert found.metrics[-1]["accuracy"]["pre"]["local"]["mean"] > 0
     assert list(status(story.folder))[1:] == [f"  client {i}: last answered in round {ROUNDS}" for i in range(SITES)]
 
 

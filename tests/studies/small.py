@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmate.experiment.record import TESTS
 from fedmate.studies.records import FORMAT, RunSummary
 from fedmate.studies.statistics import Results
 from fedmate.studies.study import Choice, Study, StudyRun, load_study
 
+TESTS = ("balanced", "own")
 STUDY = """
 title = "Small"
 source = "Table 7"

@@ -56,7 +56,7 @@ def test_the_first_data_set_at_hand_stands_in(tmp_path: Path) -> None:
 
 BAD = {
     "titel = 'x'\n": "`titel` is no key of a study; did you mean `title`",
-    "test = 'own_test'\n": "`test` is `own_test`; known are `balanced`, `own`",
+    "test = 'own_test'\n": "`test` is `own_test`; known are `balanced`, `local`, `own`",
     "reference = 'x'\n": "`reference` is `x`, which is no method",
     "[base]\nseed = 1\n": "a study has seeds from 0; use `--seeds`",
     "[settings.s10]\nstand_ins = ['digits']\n": "`stand_ins` in `[settings.s10]` are no data sets",
