@@ -86,11 +86,24 @@ def test_the_server_keeps_a_share_of_its_last_move() -> None:
 # -------------------- the server's step
 
 
-def test_the_guide_shows_aggregator_and_optimiser_as_they_are() -> None:
-    source, guide = ((EXAMPLES.parent / path).read_text() for path in ("examples/new_server.py", "docs/extend.md"))
+def test_the_guide_shows_examples_as_they_are() -> None:
+    source = "".join((EXAMPLES / name).read_text() for name in ("new_server.py", "new_metric.py"))
+    guide = (EXAMPLES.parent / "docs" / "extend.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     assert all(block.strip() in source for block in blocks)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_metric_of_another_package_is_in_the_record(tmp_path: Path) -> None:
+    rng, settings = np.random.default_rng(0), {"rounds": 1, "evaluation.metrics": ["worst_class"], "device": "cpu"}
+    y = rng.integers(0, 3, 60)
+    x = rng.normal(size=(60, 4)) + 2 * np.eye(3, 4)[y]
+    data = fedmate.Sites([(x[:40], y[:40])], test=(x[40:], y[40:]))
+    record = fedmate.run(method="fedavg", data=data, set=settings, out=tmp_path / "run")
+    classes = record.metrics[-1]["accuracy"]["post"]["balanced"]["per_class"]
+    assert record.metric("worst_class", "post", "balanced") == pytest.approx(min(classes), abs=1e-9)
+    assert min(classes) < max(classes)
 
 
 @pytest.mark.usefixtures("installed")
