@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedmate.backends.client import ClientResult, judge
+from fedmate.backends.client import ClientResult, judge, view_held_out_client
 from fedmate.backends.precision import Precision, arithmetic
 from fedmate.core import (
     BOOKKEEPING,
@@ -123,20 +123,23 @@ class Backend(ABC):
         self.method = method
         self.federation = federation
         self.key = key
+        # Empty where clients keep their states themselves.
+        self._states: tuple[Tree, ...] = tuple({} for _ in federation.clients)
+        self._map: Callable[..., Iterable[Any]] = map
 
     @classmethod
-    @abstractmethod
     def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
         """Say why this back end cannot run a method on a federation, or return `None` if it can."""
+        return None
 
     @property
-    @abstractmethod
     def clients(self) -> Sequence[Tree]:
         """The clients' states, by id. What was returned keeps its content: a round makes new states."""
+        return self._states
 
-    @abstractmethod
     def restore(self, states: Mapping[int, Tree]) -> None:
         """Put some clients back into the states they had at another time."""
+        self._states = tuple(states.get(i, state) for i, state in enumerate(self._states))
 
     @classmethod
     def stored_client(cls, folder: Path, client: int, round_number: int, initial: Tree) -> Tree:
@@ -156,9 +159,16 @@ class Backend(ABC):
     def view(self, server: Tree, task: Round) -> Tree:
         """Return the statistics of the views that each client has after the next broadcast, as stacks."""
 
-    @abstractmethod
     def adapt(self, server: Tree, task: Round) -> Tree:
         """Return the statistics `before` and `after` each held-out client adapts, as stacks."""
+        states, download = self.initial_held_out_clients(), welcome(self.method, server, self.key.device)
+
+        def adapt(i: int) -> Tree:
+            data, key = self.federation.held_out_clients[i], fold(self.key, "newcomer round", task.number, i)
+            tests = self.federation.tests(len(self.federation.clients) + i)
+            return view_held_out_client(self.method, states[i], download, data, key, tests)
+
+        return stack(list(self._map(adapt, range(len(states)))))
 
     def run_round(self, server: Tree, task: Round) -> RoundResult:
         """Train the participants, aggregate, and evaluate if asked to; nothing in it is mapped."""

@@ -7,16 +7,15 @@ operation runs on one thread, and results are put in the order of client ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from fedmate.backends.base import Backend, Crossed, Round, itemise, welcome
-from fedmate.backends.client import ClientResult, train_client, view_client, view_held_out_client
+from fedmate.backends.base import Backend, Crossed, Round, itemise
+from fedmate.backends.client import ClientResult, train_client, view_client
 from fedmate.backends.precision import Precision
 from fedmate.core import Federation, Method, Tree, fold, remembered_features, stack
 from fedmate.core.execution import FeatureMemory, current_memory, stay_unmapped
@@ -53,22 +52,8 @@ class Sequential(Backend):
         self.workers = min(wanted, chunk_size or wanted)
         # One pool for the whole run: a model keeps a copy of its modules for every thread it meets.
         pool = ThreadPoolExecutor(self.workers, initializer=_prepare_worker)
-        self._map: Callable[..., Iterable[Any]] = map if self.workers == 1 else pool.map
+        self._map = map if self.workers == 1 else pool.map
         self._states = tuple(self.initial_clients())
-
-    @classmethod
-    def refusal(cls, method: Method, federation: Federation, precision: Precision = "strict") -> str | None:
-        """Run everything: this is the reference."""
-        return None
-
-    @property
-    def clients(self) -> Sequence[Tree]:
-        """The clients' states, by id."""
-        return self._states
-
-    def restore(self, states: Mapping[int, Tree]) -> None:
-        """Put some clients back into the states they had at another time."""
-        self._states = tuple(states.get(i, state) for i, state in enumerate(self._states))
 
     def train(self, server: Tree, task: Round) -> tuple[ClientResult, Crossed]:
         """Train the participants side by side."""
@@ -100,17 +85,6 @@ class Sequential(Backend):
                 return view_client(self.method, self._states[i], download, data, key, tests)[1]
 
         return stack(list(self._map(view, range(len(self._states)))))
-
-    def adapt(self, server: Tree, task: Round) -> Tree:
-        """Let held-out clients adapt side by side, and evaluate them."""
-        states, download = self.initial_held_out_clients(), welcome(self.method, server, self.key.device)
-
-        def adapt(i: int) -> Tree:
-            data, key = self.federation.held_out_clients[i], fold(self.key, "newcomer round", task.number, i)
-            tests = self.federation.tests(len(self.federation.clients) + i)
-            return view_held_out_client(self.method, states[i], download, data, key, tests)
-
-        return stack(list(self._map(adapt, range(len(states)))))
 
     def _download(self, server: Tree, round_number: int, client: int) -> Tree:
         return self.download(server, round_number, torch.tensor(client, device=self.key.device))

@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias, final
@@ -58,14 +58,6 @@ class Flower(Backend):
         """Run everything: each client runs the reference."""
         need_flower()
         return None
-
-    @property
-    def clients(self) -> Sequence[Tree]:
-        """Empty trees: the clients' states are not here."""
-        return [{} for _ in self.federation.clients]
-
-    def restore(self, states: Mapping[int, Tree]) -> None:
-        """Do nothing: clients restore themselves."""
 
     @classmethod
     def stored_client(cls, folder: Path, client: int, round_number: int, initial: Tree) -> Tree:
@@ -120,10 +112,6 @@ class Flower(Backend):
             name: stack([self._tests(metrics.get(i, {}).get(name)) for i in everyone])
             for name in dict.fromkeys(["pre", *most])
         }
-
-    def adapt(self, server: Tree, task: Round) -> Tree:
-        """Return nothing: `fedmate adapt` adapts to unseen clients, at their own site."""
-        return {}
 
     def _downloads(self, server: Tree, round_number: int, clients: Iterable[int]) -> dict[int, Tree]:
         device = self.key.device
