@@ -29,11 +29,12 @@ from fedmate import storage
 from fedmate.backends.base import itemise
 from fedmate.core import flatten, select, unflatten
 from fedmate.errors import UserError
-from fedmate.experiment.build import Built, build
+from fedmate.experiment.build import build
+from fedmate.experiment.callback import Callback, RoundSummary, Run
 from fedmate.experiment.config import load_file, parse_set
 from fedmate.experiment.prepare import Request, begin, compose
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer, run
+from fedmate.experiment.run import run
 from fedmate.flower import messages, need_flower
 from fedmate.flower.backend import Flower
 from fedmate.flower.client import Client, ClientState
@@ -53,20 +54,20 @@ def settings(method: str, clients: int, rounds: int) -> list[str]:
 
 
 @final
-class Stopwatch(Observer):
+class Stopwatch(Callback):
     """Notes when rounds end."""
 
-    def started(self, built: Built, done: int) -> None:
+    def run_started(self, run: Run) -> None:
         """Begin."""
         self.clock = Clock()
 
-    def round_done(self, done: int, primary: float | None) -> None:
+    def round_ended(self, summary: RoundSummary) -> None:
         """Note a round."""
         self.clock.tick()
 
-    def warned(self, sentence: str) -> None:
+    def warned(self, message: str) -> None:
         """Pass it on."""
-        print(sentence, file=sys.stderr)
+        print(message, file=sys.stderr)
 
 
 def timed(changes: Sequence[str], backend: str, folder: Path) -> Row:
@@ -75,7 +76,7 @@ def timed(changes: Sequence[str], backend: str, folder: Path) -> Row:
     built, watch = build(compose(Request(load_file(APP / "digits.toml"), settings=changed))[0]), Stopwatch()
     begin(folder, built)
     with marked():
-        run(built, folder, watch)
+        run(built, folder, [watch])
     return figures(watch.clock.walls, [used.seconds for used in watch.clock.used])
 
 

@@ -222,11 +222,11 @@ def test_what_does_not_fit_together_is_refused_and_nothing_written(tmp_path: Pat
 def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the folder of a run on the user's own that was stopped after its first round of three."""
 
-    def stop(self: RunProgress, done: int, primary: float | None) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunProgress, "round_done", stop)
+        patch.setattr(RunProgress, "round_ended", stop)
         with pytest.raises(KeyboardInterrupt):
             fedmate.run(method="fedmate", set=OWN, out=tmp_path / "cut", **MINE)
     return tmp_path / "cut"
@@ -302,7 +302,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunProgress, "round_done", interrupt)
+    monkeypatch.setattr(RunProgress, "round_ended", interrupt)
     few = {"rounds": 2, "partition.clients": 2, "training.epochs": 1}
     with pytest.raises(KeyboardInterrupt) as caught:
         fedmate.run(method="local", set=few, out=tmp_path / "one")

@@ -15,6 +15,7 @@ from tests import test_cli
 from tests.test_cli import Fedmate, lacking, refuse
 
 from fedmate import cli, storage
+from fedmate.experiment.callback import RoundSummary
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.record import Record
 from fedmate.progress import RunProgress
@@ -55,15 +56,15 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object
     """Let something happen, once, when a round is done: `after(2, happens)`."""
 
     def arrange(number: int, happens: Callable[[], object]) -> None:
-        original = RunProgress.round_done
+        original = RunProgress.round_ended
 
-        def round_done(self: RunProgress, done: int, primary: float | None) -> None:
-            original(self, done, primary)
-            if done == number:
-                monkeypatch.setattr(RunProgress, "round_done", original)
+        def round_ended(self: RunProgress, summary: RoundSummary) -> None:
+            original(self, summary)
+            if summary.round == number:
+                monkeypatch.setattr(RunProgress, "round_ended", original)
                 happens()
 
-        monkeypatch.setattr(RunProgress, "round_done", round_done)
+        monkeypatch.setattr(RunProgress, "round_ended", round_ended)
 
     return arrange
 
@@ -181,14 +182,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after round 2, to be copied."""
     folder = tmp_path_factory.mktemp("stopped") / "record"
     with pytest.MonkeyPatch.context() as patch:
-        original = RunProgress.round_done
+        original = RunProgress.round_ended
 
-        def round_done(self: RunProgress, done: int, primary: float | None) -> None:
-            original(self, done, primary)
-            if done == 2:
+        def round_ended(self: RunProgress, summary: RoundSummary) -> None:
+            original(self, summary)
+            if summary.round == 2:
                 raise KeyboardInterrupt
 
-        patch.setattr(RunProgress, "round_done", round_done)
+        patch.setattr(RunProgress, "round_ended", round_ended)
         patch.setattr(sys, "argv", ["fedmate", *RUN, "--out", str(folder)])
         with pytest.raises(SystemExit):
             cli.main()

@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedmate.errors import NoteWarning
-from fedmate.experiment.build import Built
-from fedmate.experiment.run import Observer
+from fedmate.experiment.callback import Callback, RoundSummary, Run
 
 
 @final
-class RunProgress(Observer):
+class RunProgress(Callback):
     """Shows runs, one after the other: a line whenever accuracy was measured and at least every tenth of a run.
 
     Entered as a context, it shows a bar for each run instead if the console is a terminal.
@@ -55,34 +54,34 @@ class RunProgress(Observer):
                 warnings.warn(sentence, NoteWarning, stacklevel=4)
             self._print(f"Note: {sentence}")
 
-    def started(self, built: Built, done: int) -> None:
+    def run_started(self, run: Run) -> None:
         """Add a bar, or remember how long the run is."""
-        general = built.experiment.general
-        self._name, self._rounds, self._every = built.experiment.method.name, general.rounds, general.eval_every
+        self._name, self._rounds, done = run.config["method"]["name"], run.config["rounds"], run.done
         self._start, self._before = time.perf_counter(), done
         if self._bars is not None:
             self._task = self._bars.add_task(self._name, total=self._rounds, completed=done, accuracy="")
         elif done:
             self._print(f"{self._name}: continuing after round {done}/{self._rounds}")
 
-    def round_done(self, done: int, primary: float | None) -> None:
+    def round_ended(self, summary: RoundSummary) -> None:
         """Move the bar, or print a line when there is something new."""
-        accuracy = "" if primary is None else f"{primary:.2f} %"
+        done = summary.round
+        accuracy = "" if summary.primary is None else f"{summary.primary:.2f} %"
         if self._bars is not None:
             self._bars.update(self._task, completed=done, accuracy=accuracy)
             return
-        is_measured = done % self._every == 0 or done == self._rounds
+        is_measured = summary.metrics is not None
         if is_measured or done % max(1, self._rounds // 10) == 0:
             left = (time.perf_counter() - self._start) / (done - self._before) * (self._rounds - done)
             # The accuracy of another round is an old one.
             shown = f"  accuracy {accuracy}" * (is_measured and bool(accuracy))
             self._print(f"{self._name}: round {done}/{self._rounds}{shown}  {left:.0f} s left")
 
-    def warned(self, sentence: str) -> None:
+    def warned(self, message: str) -> None:
         """Print a sentence, however long, or warn."""
         if self._console is None:
-            warnings.warn(sentence, NoteWarning, stacklevel=2)
-        self._print(sentence)
+            warnings.warn(message, NoteWarning, stacklevel=2)
+        self._print(message)
 
     def _print(self, line: str) -> None:
         if self._console is not None:

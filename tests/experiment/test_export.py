@@ -18,14 +18,15 @@ from fedmate.core import Tree
 from fedmate.core.layers import BufferPolicy
 from fedmate.data.arrays import Pool
 from fedmate.errors import UserError
-from fedmate.experiment.build import Built, build
+from fedmate.experiment.build import build
+from fedmate.experiment.callback import Callback, RoundSummary
 from fedmate.experiment.checkpoint import Restored
 from fedmate.experiment.config import nest, stored_experiment
 from fedmate.experiment.export import export_model
 from fedmate.experiment.predict import PortableModel
 from fedmate.experiment.prepare import Request, new_runs
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer, run
+from fedmate.experiment.run import run
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
@@ -153,20 +154,14 @@ def test_a_network_and_data_from_python_are_asked_for(tmp_path: Path) -> None:
     assert balanced(model, *split) == pytest.approx(record.clients[1]["pre_balanced"], abs=1e-9)
 
 
-class Stop(Observer):
+class Stop(Callback):
     """Interrupts a run after some rounds."""
 
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def started(self, built: Built, done: int) -> None:
-        pass
-
-    def warned(self, sentence: str) -> None:
-        pass
-
-    def round_done(self, done: int, primary: float | None) -> None:
-        if done == self.after:
+    def round_ended(self, summary: RoundSummary) -> None:
+        if summary.round == self.after:
             raise KeyboardInterrupt
 
 
@@ -176,7 +171,7 @@ def start(folder: Path, rounds: int) -> Path:
     with new_runs(Request(methods=["fedper"], settings=settings), folder) as jobs:
         if rounds and jobs[0].built is not None:
             with pytest.raises(KeyboardInterrupt):
-                run(jobs[0].built, folder, Stop(rounds))
+                run(jobs[0].built, folder, [Stop(rounds)])
     return folder
 
 

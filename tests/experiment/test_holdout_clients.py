@@ -57,7 +57,7 @@ def made(method: str = "fedavg", **changes: Any) -> Built:
 
 def carry_out(built: Built, folder: Path) -> Record:
     begin(folder, built)
-    run_built(built, folder, RunProgress(None))
+    run_built(built, folder, [RunProgress(None)])
     return Record(folder)
 
 

@@ -24,12 +24,11 @@ from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.mnist import Digits
 from fedmate.errors import UserError
 from fedmate.experiment import prepare
-from fedmate.experiment.build import Built
+from fedmate.experiment.callback import Callback, RoundSummary, Run
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.prepare import Request, new_runs, resumed_runs, run_all
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer
 from fedmate.methods import METHODS
 
 IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
@@ -87,27 +86,31 @@ NOTHING = Request()
 """What `--resume` alone asks for."""
 
 
-class Diary(Observer):
+class Crash(BaseException):
+    """Ends a process in the midst of a run; no callback may do so by an `Exception`."""
+
+
+class Diary(Callback):
     """Writes down what it hears, and raises an error once a round is done."""
 
-    def __init__(self, after: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+    def __init__(self, after: int | None = None, error: type[BaseException] = Crash) -> None:
         self.after, self.error = after, error
         self.begun_after: int | None = None
         self.rounds: list[int] = []
         self.sentences: list[str] = []
 
-    def started(self, built: Built, done: int) -> None:
-        self.begun_after = done
+    def run_started(self, run: Run) -> None:
+        self.begun_after = run.done
         if self.after == 0:
             raise self.error("interrupted")
 
-    def round_done(self, done: int, primary: float | None) -> None:
-        self.rounds.append(done)
-        if done == self.after:
+    def round_ended(self, summary: RoundSummary) -> None:
+        self.rounds.append(summary.round)
+        if summary.round == self.after:
             raise self.error("interrupted")
 
-    def warned(self, sentence: str) -> None:
-        self.sentences.append(sentence)
+    def warned(self, message: str) -> None:
+        self.sentences.append(message)
 
 
 def ask(*methods: str, settings: tuple[str, ...] = (), dataset: str = "tiny") -> Request:
@@ -130,7 +133,7 @@ def go_on(folder: Path, diary: Diary | None = None) -> list[str]:
         return run_all(jobs, diary or Diary())
 
 
-def interrupt(request: Request, folder: Path, after: int, error: type[BaseException] = RuntimeError) -> None:
+def interrupt(request: Request, folder: Path, after: int, error: type[BaseException] = Crash) -> None:
     """Begin a run that is interrupted."""
     with pytest.raises(error, match="interrupted"):
         go(request, folder, Diary(after, error))
@@ -208,7 +211,7 @@ def test_an_interrupted_run_that_goes_on_leaves_the_same_record(
         go_on(folder, Diary(3, KeyboardInterrupt))
     assert Checkpoint(folder).state.round == 3
     diary = Diary(5)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Crash):
         go_on(folder, diary)
     assert (diary.begun_after, diary.rounds) == (3, [4, 5])
     assert Checkpoint(folder).state.round == {1: 5, 2: 4, 10: 3}[every]
@@ -229,7 +232,7 @@ def test_clients_that_are_left_out_and_newcomers_are_as_they_were(tmp_path: Path
     assert 0 < summary["left_out"] < ROUNDS + 1
     assert summary["newcomers"]["clients"] == 1
     folder, first, second = tmp_path / "run", Diary(3), Diary()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Crash):
         go(ask("fedrep", settings=(*settings, "checkpoint_every=2"), dataset="poisoned"), folder, first)
     go_on(folder, second)
     assert outcome(folder) == expected

@@ -15,10 +15,11 @@ from fedmate.core.options import options_of
 from fedmate.data import DATASETS, Arrays, Dataset, Samples
 from fedmate.data.mnist import Digits
 from fedmate.experiment.build import Built, build
+from fedmate.experiment.callback import Callback, RoundSummary, Run
 from fedmate.experiment.config import parse_set
 from fedmate.experiment.prepare import Request, begin, compose
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer, run, sample_participants
+from fedmate.experiment.run import run, sample_participants
 from fedmate.methods import METHODS
 
 SMALL = (
@@ -49,20 +50,17 @@ def _few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS._rows, "few", FewDigits)
 
 
-class Diary(Observer):
+class Diary(Callback):
     """Writes down what it hears."""
 
     def __init__(self) -> None:
         self.rounds: list[tuple[int, float | None]] = []
 
-    def started(self, built: Built, done: int) -> None:
-        assert done == 0
+    def run_started(self, run: Run) -> None:
+        assert run.done == 0
 
-    def warned(self, sentence: str) -> None:
-        pass
-
-    def round_done(self, done: int, primary: float | None) -> None:
-        self.rounds.append((done, primary))
+    def round_ended(self, summary: RoundSummary) -> None:
+        self.rounds.append((summary.round, summary.primary))
 
 
 def make(*assignments: str, method: str = "fedavg") -> Built:
@@ -80,7 +78,7 @@ def start(made: Built, folder: Path, diary: Diary) -> dict[str, Any]:
     """Begin a run and run all of it."""
     folder.parent.mkdir(exist_ok=True)
     begin(folder, made)
-    return run(made, folder, diary)
+    return run(made, folder, [diary])
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -30,7 +30,7 @@ from fedmate.experiment.export import export_model
 from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.prepare import begin
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer, run
+from fedmate.experiment.run import run
 from fedmate.flower.backend import IDENTITY, Flower, identity
 from fedmate.flower.transport import GridTransport, LostError
 
@@ -81,7 +81,7 @@ def ready(backend: str) -> Built:
 
 
 def resumed(folder: Path) -> None:
-    run(build(stored_experiment(folder), own_inputs(), Checkpoint(folder).initial()[0]), folder, Mock(spec=Observer))
+    run(build(stored_experiment(folder), own_inputs(), Checkpoint(folder).initial()[0]), folder)
 
 
 def check_equal(found: Path, expected: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.studies.small import study_of
 
-from fedmate.experiment.build import Built
 from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.record import Record
 from fedmate.studies import run
@@ -29,12 +28,6 @@ class Listener(Watcher):
     def ended(self, run: str, problem: str) -> None:
         self.done.append(run)
         self.problems[run] = problem
-
-    def started(self, built: Built, done: int) -> None: ...
-
-    def round_done(self, done: int, primary: float | None) -> None: ...
-
-    def warned(self, sentence: str) -> None: ...
 
 
 def work_of(study: Study, folder: Path) -> Work:

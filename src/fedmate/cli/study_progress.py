@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedmate.cli import one_line
-from fedmate.experiment.build import Built
+from fedmate.experiment.callback import RoundSummary, Run
 from fedmate.studies.run import Watcher
 
 
@@ -29,13 +29,13 @@ class StudyProgress(Watcher):
         self._bar = self.bars.add_task(run, total=None)
         self._tasks[run] = self._bar, time.perf_counter()
 
-    def started(self, built: Built, done: int) -> None:
+    def run_started(self, run: Run) -> None:
         """Say how many rounds there are."""
-        self.bars.update(self._bar, completed=done, total=built.experiment.general.rounds)
+        self.bars.update(self._bar, completed=run.done, total=run.config["rounds"])
 
-    def round_done(self, done: int, primary: float | None) -> None:
+    def round_ended(self, summary: RoundSummary) -> None:
         """Move the bar."""
-        self.bars.update(self._bar, completed=done)
+        self.bars.update(self._bar, completed=summary.round)
 
     def ended(self, run: str, problem: str) -> None:
         """Print how long it took, or why it failed; a run whose lock cannot be taken has not begun."""
@@ -46,8 +46,8 @@ class StudyProgress(Watcher):
         outcome = f"failed: {problem}" if problem else f"{time.perf_counter() - start:.0f} s"
         self.warned(f"{self._done}/{self._total} {run}: {outcome}")
 
-    def warned(self, sentence: str) -> None:
+    def warned(self, message: str) -> None:
         """Print a sentence once, though all runs may have it."""
-        if sentence not in self._warned:
-            self._warned.add(sentence)
-            self._console.out(one_line(sentence), highlight=False)
+        if message not in self._warned:
+            self._warned.add(message)
+            self._console.out(one_line(message), highlight=False)

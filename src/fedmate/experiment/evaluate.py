@@ -47,13 +47,13 @@ def metrics_row(t: int, result: RoundResult, built: Built) -> dict[str, Any]:
 def primary_accuracy(built: Built, metrics: Mapping[str, Any]) -> float | None:
     """Return the mean of the primary view on the primary test in an evaluated round, in percent."""
     figures = metrics["accuracy"][built.method.primary_view]
-    accuracy: float | None = figures and figures[_primary_test(built)]["mean"]
+    accuracy: float | None = figures and figures[primary_test(built)]["mean"]
     return accuracy
 
 
 def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict[str, Any]:
     """Return the summary of a run: its last metrics and the totals."""
-    experiment, view, test = built.experiment, built.method.primary_view, _primary_test(built)
+    experiment, view, test = built.experiment, built.method.primary_view, primary_test(built)
     further = built.method.setup.model.task.metrics[1:]
     summary = {
         "method": experiment.method.name,
@@ -77,6 +77,8 @@ def summarise(built: Built, metrics: Mapping[str, Any], state: RunState) -> dict
         "seconds": state.seconds,
         **state.failures,
     }
+    if state.round < experiment.general.rounds and state.failures.get("diverged_in_round") is None:
+        summary["stopped_after_round"] = state.round
     away = built.federation.held_out_clients
     if away:
         figures = metrics.get("newcomers", {})
@@ -168,7 +170,7 @@ def number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _primary_test(built: Built) -> str:
+def primary_test(built: Built) -> str:
     """Return the test whose figure stands for a run: sites have no balanced one."""
     return tests_of(built.federation)[0]
 

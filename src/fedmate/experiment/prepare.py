@@ -20,6 +20,7 @@ from fedmate.core.options import options_of, spelled
 from fedmate.core.tree import DamagedError
 from fedmate.errors import DivergedError, UserError
 from fedmate.experiment.build import Built, build, check_min_clients
+from fedmate.experiment.callback import Callback
 from fedmate.experiment.checkpoint import Checkpoint
 from fedmate.experiment.config import (
     DEFAULT_NAMES,
@@ -33,7 +34,7 @@ from fedmate.experiment.config import (
 )
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs
 from fedmate.experiment.record import Record, Recorder, runs_of
-from fedmate.experiment.run import Observer, run
+from fedmate.experiment.run import run
 from fedmate.experiment.sections import Experiment, flat
 from fedmate.methods import METHODS
 
@@ -49,6 +50,7 @@ class Request(NamedTuple):
     dataset: str | None = None
     settings: ConfigSource = ConfigSource("`set`", {})  # single values that come last
     inputs: UserInputs = NO_INPUTS
+    callbacks: Sequence[Callback] = ()  # besides those that the experiment names
 
 
 class PreparedRun(NamedTuple):
@@ -57,6 +59,7 @@ class PreparedRun(NamedTuple):
     folder: Path
     built: Built | None
     warnings: list[str]
+    callbacks: Sequence[Callback] = ()
 
 
 def compose(request: Request) -> list[Experiment]:
@@ -265,13 +268,13 @@ def begin(folder: Path, built: Built) -> None:
     Checkpoint.create(folder, config, len(built.federation.clients), {**model.init_params(), **model.frozen}, note)
 
 
-def run_all(jobs: Iterable[PreparedRun], observer: Observer) -> list[str]:
+def run_all(jobs: Iterable[PreparedRun], progress: Callback) -> list[str]:
     """Run one after the other; return a sentence for each that diverged, which does not stop the rest."""
     diverged = []
     for job in jobs:
         if job.built is not None:
             try:
-                run(job.built, job.folder, observer)
+                run(job.built, job.folder, [*job.callbacks, progress])
             except DivergedError as error:
                 diverged.append(f"{job.built.experiment.method.name}: {error} The record is in {job.folder}.")
     return diverged

@@ -57,7 +57,7 @@ def _run(job: PreparedRun, connect: Connect, console: Console) -> None:
     assert isinstance(job.built.backend, Flower)
     job.built.backend.connect = connect
     try:
-        run(job.built, job.folder, RunProgress(console))
+        run(job.built, job.folder, [*job.callbacks, RunProgress(console)])
     except (DivergedError, UserError):
         raise
     except (FedmateError, OSError):

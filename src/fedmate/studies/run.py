@@ -12,20 +12,19 @@ import multiprocessing
 import signal
 import time
 import tomllib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple, final
 
 import torch
 
-from fedmate.experiment.build import Built
+from fedmate.experiment.callback import Callback, RoundSummary
 from fedmate.experiment.config import ConfigSource
 from fedmate.experiment.inputs import UserInputs
 from fedmate.experiment.prepare import Request, new_runs, resumed_runs
 from fedmate.experiment.prepare import run_all as run_prepared
 from fedmate.experiment.record import Record
-from fedmate.experiment.run import Observer
 from fedmate.storage import BusyError
 from fedmate.studies.records import Records, source_digest, summarise
 from fedmate.studies.study import StudyRun
@@ -34,8 +33,8 @@ PAUSE = 1.0
 """Seconds between two looks at runs of other processes."""
 
 
-class Watcher(Observer):
-    """Follows a study: what an observer hears of is the run that this process is at."""
+class Watcher(Callback, ABC):
+    """Follows a study; as a callback, it follows the run that this process is at."""
 
     @abstractmethod
     def begun(self, run: str) -> None:
@@ -181,13 +180,10 @@ class _Sender(Watcher):
     def ended(self, run: str, problem: str) -> None:
         self._send("ended", run, problem)
 
-    def warned(self, sentence: str) -> None:
-        self._send("warned", sentence)
+    def warned(self, message: str) -> None:
+        self._send("warned", message)
 
-    def started(self, built: Built, done: int) -> None:
-        pass
-
-    def round_done(self, done: int, primary: float | None) -> None:
+    def round_ended(self, summary: RoundSummary) -> None:
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             raise KeyboardInterrupt
