@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from fedmate.core import (
     LocalResult,
     Method,
     Model,
+    Server,
     Setup,
     Source,
     Training,
@@ -29,6 +30,7 @@ from fedmate.core import (
 from fedmate.methods import METHODS
 from fedmate.methods.fedavg import FedAvg
 from fedmate.models import MODELS
+from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -49,10 +51,14 @@ def federation() -> Federation:
     return Federation(tuple(rows_of(source, r, labels[r]) for r in rows), rows_of(source, test, labels[test]), CLASSES)
 
 
-def make(cls: type[Method]) -> Method:
+def make(cls: type[Method], frozen: int = 0, server: Server | None = None) -> Method:
+    """Return a method on a network whose first parameters are frozen."""
     torch.manual_seed(0)
-    model = Model(MODELS["cifar_cnn"]().build((3, 32, 32), CLASSES).cuda(), classifier="classifier")
-    return cls(setup=Setup(model, CLASSES, 10, Training(batch_size=25, epochs=1)))
+    module = MODELS["cifar_cnn"]().build((3, 32, 32), CLASSES).cuda()
+    for parameter in islice(module.parameters(), frozen):
+        parameter.requires_grad_(False)
+    model, training = Model(module, classifier="classifier"), Training(batch_size=25, epochs=1)
+    return cls(setup=Setup(model, CLASSES, 10, training, server=server or Server()))
 
 
 def run(backend: Vectorised) -> list[RoundResult]:
@@ -65,13 +71,20 @@ def run(backend: Vectorised) -> list[RoundResult]:
     return results
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+VARIED = [("fedavg", 2, "median", "adam"), ("fedmate", 4, "median", "yogi"), ("scaffold", 6, "mean", "nesterov")]
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "aggregator", "optimiser"), [*((name, 0, "mean", "sgd") for name in METHODS.names()), *VARIED]
+)
 def test_captured_rounds_give_what_rounds_give(
-    name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
+    name: str, frozen: int, aggregator: str, optimiser: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captured = Vectorised(make(METHODS[name]), federation, make_key(0, "cuda"), precision="tf32")
+    step = Server(AGGREGATORS[aggregator](), SERVER_OPTIMISERS[optimiser]())
+    method = make(METHODS[name], frozen, step)
+    captured = Vectorised(method, federation, make_key(0, "cuda"), precision="tf32")
     monkeypatch.setattr(vectorised, "tape_for", lambda device: None)
-    eager = Vectorised(make(METHODS[name]), federation, make_key(0, "cuda"), precision="tf32")
+    eager = Vectorised(method, federation, make_key(0, "cuda"), precision="tf32")
     replays: list[None] = []
     play = GraphTape.play
     monkeypatch.setattr(GraphTape, "play", lambda tape: replays.append(play(tape)))

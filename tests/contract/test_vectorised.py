@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing import assert_close
 
-import fedmate.core.method as method_module
+import fedmate.methods.base as method_module
 import fedmate.tasks.classification as classification
 from fedmate.backends.base import Round
 from fedmate.backends.vectorised import Vectorised
@@ -95,9 +95,9 @@ def test_a_planted_read_is_found(make_lab: MakeLab, monkeypatch: pytest.MonkeyPa
     method = type(plain_lab.method)
     aggregate = method.aggregate
 
-    def reading(self: object, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
+    def reading(self: object, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
         valid.all().item()
-        return aggregate(plain_lab.method, server, uploads, client_ids, valid)
+        return aggregate(plain_lab.method, server, uploads, client_ids, valid, key)
 
     monkeypatch.setattr(method, "aggregate", reading)
     with pytest.raises(DataDependentOutputException):
@@ -152,8 +152,8 @@ def test_an_aggregate_that_is_not_finite_is_thrown_away(plain_lab: Lab, monkeypa
     method, before = type(plain_lab.method), plain_lab.server()
     aggregate = method.aggregate
 
-    def spoilt(self: object, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor) -> Tree:
-        found = aggregate(plain_lab.method, server, uploads, client_ids, valid)
+    def spoilt(self: object, server: Tree, uploads: Tree, client_ids: Tensor, valid: Tensor, key: Tensor) -> Tree:
+        found = aggregate(plain_lab.method, server, uploads, client_ids, valid, key)
         return tree_map(lambda leaf: leaf * torch.nan if leaf.is_floating_point() else leaf, found)
 
     monkeypatch.setattr(method, "aggregate", spoilt)

@@ -18,12 +18,18 @@ def train_together(
     key: Tensor,
     objective: Objective | None = None,
     parts: tuple[str, ...] = ("extractor", "classifier"),
+    *,
+    epochs: int | None = None,
+    rate: float | None = None,
 ) -> Tree:
-    """Train parts of a model together for a round's epochs, on cross-entropy or on another objective."""
+    """Train parts of a model together, on the loss of the task or on another objective.
+
+    Epochs and the learning rate are those of `[training]` unless others are given.
+    """
     training = method.setup.training
-    steps = batches(data, training.batch_size, training.epochs, key)
+    steps = batches(data, training.batch_size, training.epochs if epochs is None else epochs, key)
     wanted = objective or supervised_loss(method.setup.model, method.adjustment(data))
-    return fit(wanted, params, steps, training.optimiser(), parts)
+    return fit(wanted, params, steps, training.optimiser(rate), parts)
 
 
 def tune_classifier(

@@ -5,20 +5,19 @@ The view `global`, the averaged extractor with the classifier of the beginning, 
 the same after fine-tuning, its personalised one.
 
 Deviations:
-- fine-tuning has the learning rate of training unless `tuning_learning_rate` is given (the authors' is in the preset
-  `authors`), and momentum and weight decay as in the shared protocol;
-- it starts from the model of the round, not from that of the best round on test samples;
-- the average is weighted by size; the authors' code takes the plain one;
-- the learning rate does not fall in the course of rounds;
+- fine-tuning has the learning rate of training unless `tuning_learning_rate` is given, and momentum and weight decay as
+  in the shared protocol; it starts from the model of the round, not from that of the best round on test samples;
+- the average is weighted by size (the authors' code takes the plain one), and the learning rate does not fall;
 - the classifier is really frozen; the authors' code trains it with learning rate 0, the same without weight decay;
 - buffers follow the model's declaration; the authors' networks have BatchNorm without running statistics (`dropped`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from fedmate.components.supervised import train_together, tune_classifier
@@ -33,7 +32,6 @@ class FedBABU(PartialSharing):
     """Federated averaging of the extractor, below a fixed classifier, with fine-tuning before use."""
 
     shared: ClassVar[tuple[str, ...]] = ("extractor",)
-
     presets: ClassVar[Presets] = {
         # Epochs are left as they are: the authors try several numbers and keep their product with the rounds at 320.
         "authors": {
@@ -41,22 +39,15 @@ class FedBABU(PartialSharing):
             "training": {"batch_size": 50, "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0},
         },
     }
-
     citation: ClassVar[str] = "fedbabu2022"
 
     tuning_epochs: int = option(5, "epochs of fine-tuning, of `pre` and `classifier_tuned`", Limits(at_least=0))
-    tuning_learning_rate: float | None = option(
-        None, "step size of fine-tuning; none: that of training", Limits(at_least=0)
-    )
+    tuning_learning_rate: float | None = option(None, "its step size; none: that of training", Limits(at_least=0))
 
     def prepare(self, model: Model) -> Model:
         """Refuse a classifier through which no extractor could learn."""
-        weight = model.init_params()["classifier"].get("weight")
-        if weight is not None and not weight.any():
-            raise UserError(
-                "`model` starts with a classifier of zeros, and `fedbabu` never trains it, so that the extractor would "
-                "learn nothing; initialise it at random."
-            )
+        if not model.init_params()["classifier"].get("weight", torch.ones(1)).any():
+            raise UserError("`model` starts with a classifier of zeros, which `fedbabu` never trains; use another.")
         return model
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
@@ -70,17 +61,9 @@ class FedBABU(PartialSharing):
 
     def personalise(self, params: Tree, client: Tree, download: Tree, data: ClientData, key: Tensor) -> Tree:
         """Fine-tune the whole network."""
-        return train_together(self._fine_tuner, params, data, key)
+        return train_together(self, params, data, key, epochs=self.tuning_epochs, rate=self.tuning_learning_rate)
 
     def extra_views(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> dict[str, Tree]:
         """The received extractor with the classifier alone fine-tuned."""
-        params = self.personal_params(client, download)
-        return {"classifier_tuned": tune_classifier(self._fine_tuner, params, data, self.tuning_epochs, key)}
-
-    @property
-    def _fine_tuner(self) -> FedBABU:
-        """This method with the epochs and the learning rate of fine-tuning."""
-        training = self.setup.training
-        rate = training.learning_rate if self.tuning_learning_rate is None else self.tuning_learning_rate
-        tuning = replace(training, epochs=self.tuning_epochs, learning_rate=rate)
-        return replace(self, setup=replace(self.setup, training=tuning))
+        params, rate = self.personal_params(client, download), self.tuning_learning_rate
+        return {"classifier_tuned": tune_classifier(self, params, data, self.tuning_epochs, key, rate)}
