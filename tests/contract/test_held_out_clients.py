@@ -136,7 +136,7 @@ def test_what_is_reported_counts_answers(plain_lab: Lab, backend_name: str) -> N
         own = lab.method.setup.objective.for_own(counts, is_global=False)
         for name, params in (("before", before), ("after", after)):
             for kind, adjustment in (("balanced", None), ("own", own)):
-                confusion = statistics(model, params, test, classes, adjustment)["confusion"].double()
+                confusion = statistics(model, params, test, classes, adjustment)[0]["confusion"].double()
                 tally = found[name][kind]["tally"][i]
                 assert_close(tally[:2], torch.stack([confusion.diagonal(), confusion.sum(1)]), rtol=0, atol=0)
 

@@ -44,10 +44,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_same_tensors_are_looked_at_once(model: Model, passes: list[int]) -> None:
     params, data = model.init_params(), make_data(9)
-    expected = mean_loss(model, params, data), statistics(model, params, data, 4)
+    expected = mean_loss(model, params, data), statistics(model, params, data, 4, None)
     passes.clear()
     with remembered_features():
-        found = mean_loss(model, params, data), statistics(model, params, data, 4)
+        found = mean_loss(model, params, data), statistics(model, params, data, 4, None)
         # Another classifier sees the same features.
         other: Tree = {**params, "classifier": tree_map(lambda leaf: leaf + 1, params["classifier"])}
         mean_loss(model, other, data)

@@ -19,7 +19,7 @@ def test_statistics_are_a_plain_loop(samples: int) -> None:
     y = torch.randint(4, (samples,), generator=generator)
     module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 5)).double()
     model = Model(module, classifier="4")
-    found = statistics(model, model.init_params(), client_data(x, y), 5)["confusion"]
+    found = statistics(model, model.init_params(), client_data(x, y), 5, None)[0]["confusion"]
     expected = torch.zeros(5, 5, dtype=torch.int64)
     for guess, label in zip(module.eval()(x).argmax(1).tolist(), y.tolist(), strict=True):
         expected[label, guess] += 1

@@ -30,6 +30,7 @@ def built(method: str, learning_rate: float = 0.02) -> Built:
         "backend": "sequential",
         "partition": {"name": "share", "clients": CLIENTS},
         "training": {"epochs": 1, "learning_rate": learning_rate},
+        "evaluation": {"local": 0.2, "metrics": ["auroc", "calibration_error"]},
         "method": {"name": method, **({"cft": "period:2"} if method.startswith("fedmate") else {})},
     }
     return build(resolve([ConfigSource("test", values)]))

@@ -136,16 +136,14 @@ def judge(
     large for every client.
     """
     setup, found, counts = method.setup, Tree(), method.counts(data)
-    model, own = setup.model, setup.objective.for_own(counts, is_global)
-
-    def count(test: ClientData, adjustment: Tensor | None) -> Tree:
-        return statistics(model, params, test, setup.num_classes, adjustment)
-
+    model, classes, own = setup.model, setup.num_classes, setup.objective.for_own(counts, is_global)
     if tests.common is not None:
-        balanced = count(tests.common, setup.objective.for_balanced(counts, is_global))
+        plain = setup.objective.for_balanced(counts, is_global)
+        balanced, owned = statistics(model, params, tests.common, classes, plain, own)
         shares = setup.class_shares(data)
         found["balanced"] = model.task.summary(balanced, torch.ones_like(shares), whole=whole)
-        found["own"] = model.task.summary(count(tests.common, own), shares)
+        found["own"] = model.task.summary(owned, shares)
     if tests.local is not None:
-        found["local"] = model.task.summary(count(tests.local, own), None)
+        (local,) = statistics(model, params, tests.local, classes, own)
+        found["local"] = model.task.summary(local, None)
     return found

@@ -60,8 +60,9 @@ def mean_loss(model: Model, params: Tree, data: ClientData, adjustment: Adjustme
 
 
 def statistics(
-    model: Model, params: Tree, test: ClientData, num_classes: int, adjustment: Tensor | None = None
-) -> Tree:
-    """Return the task's statistics of a model's answers to a test."""
-    logits = adjusted(model.classify(params, all_features(model, params, test)), adjustment)
-    return model.task.statistics(logits, test.y, test.mask, num_classes)
+    model: Model, params: Tree, test: ClientData, num_classes: int, *adjustments: Tensor | None
+) -> list[Tree]:
+    """Return the task's statistics of a model's answers to a test, once for each adjustment of its logits."""
+    logits = model.classify(params, all_features(model, params, test))
+    changed = (adjusted(logits, adjustment) for adjustment in adjustments)
+    return [model.task.statistics(one, test.y, test.mask, num_classes) for one in changed]
