@@ -66,6 +66,7 @@ class PlainFedMate(PlainLoop):
         assert isinstance(self.method, FedMate)
         self.fedmate = self.method
         network, key = take_apart(self.setup), make_randomness(case)
+        self.key = key
         self.members = [self._join(network, fold(key, "client", i)) for i in range(case.clients)]
         self.global_classifier = copy.deepcopy(network.classifier)
         self.server = self.method.init_server(self.setup.model.init_params(), case.clients, key)
