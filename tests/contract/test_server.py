@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
     from fedmate.core import Tree
 
 OPTIMISERS, COMBINING = SERVER_OPTIMISERS.names(), AGGREGATORS.names()
-PAIRS = [
-    (method, COMBINING[-1 - i % len(COMBINING)], OPTIMISERS[i % len(OPTIMISERS)])
-    for i, method in enumerate(METHOD_NAMES)
+ALL = [*itertools.product(METHOD_NAMES, COMBINING, OPTIMISERS)]
+SOME = [
+    (name, COMBINING[-1 - i % len(COMBINING)], OPTIMISERS[i % len(OPTIMISERS)]) for i, name in enumerate(METHOD_NAMES)
 ]
+"""Each method once, each aggregator and optimiser with some; the variable ALL_CROSSES asks for all."""
 
 
-@pytest.fixture(params=PAIRS, ids="-".join)
+@pytest.fixture(params=ALL if os.environ.get("ALL_CROSSES") else SOME, ids="-".join)
 def stepped(request: pytest.FixtureRequest, make_lab: MakeLab) -> Lab:
     """A method with an aggregator and an optimiser."""
     method, aggregator, optimiser = request.param
