@@ -8,6 +8,7 @@ fedmate's own, that of `examples/`, and whatever other packages in this environm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -46,6 +47,7 @@ from fedmate.core import (
 )
 from fedmate.core.options import options_of
 from fedmate.core.server import ServerSGD
+from fedmate.core.task import TASKS, Task
 from fedmate.methods import METHODS
 
 IN_PROCESS = [name for name in BACKENDS.names() if name != "flower"]
@@ -73,26 +75,38 @@ THOROUGH = ("fedavg", "fedmate", "fedpac", "moon", "fedrep")
 ModelName = Literal["plain", "shared", "private", "dropped"]
 
 
-def _samples(labels: Iterable[int], *path: int | str) -> ClientData:
+def _samples(task: Task, labels: Iterable[int], *path: int | str) -> ClientData:
+    """Return random images, each with a label or, as the task's answers are shaped, a map of its client's labels."""
     y = torch.tensor(tuple(labels))
     images = random_bits(fold(make_key(7), *path), (len(y), 1, 2, 4)).to(torch.uint8)
     mean, std = torch.full((2, 1, 1, 1), 110.0, dtype=torch.float64)
-    return rows_of(Source(images, mean, std, Augmentation(crop=1, flip=True)), torch.arange(len(y)), y)
+    shape = task.answer_shape(images, NUM_CLASSES)[2:]
+    targets = y[(torch.arange(len(y))[:, None] + torch.arange(math.prod(shape))) % len(y)].reshape(len(y), *shape)
+    return rows_of(Source(images, mean, std, Augmentation(crop=1, flip=True)), torch.arange(len(y)), targets)
 
 
-def _model(name: ModelName) -> Model:
+def _model(name: ModelName, task: Task) -> Model:
     """Return a perceptron, or a network with BatchNorm (8 values per channel and sample) and dropout.
 
     The activations are smooth: two ways of computing the same thing then stay close to each other.
     """
+    maps = len(task.answer_shape(torch.zeros(1, 1, 2, 4), NUM_CLASSES)) == 4
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        if name == "plain":
+        layers: list[nn.Module]
+        if maps:
+            layers = [nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 3, 1), nn.Tanh()]
+            if name != "plain":
+                layers[1:1] = [nn.BatchNorm2d(2), nn.Dropout(0.25)]
+            layers.append(nn.Conv2d(3, NUM_CLASSES, 1))
+        elif name == "plain":
             layers = [nn.Flatten(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES)]
-            return Model(nn.Sequential(*layers).double(), classifier="5")
-        block = [nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25), nn.Flatten()]
-        module = nn.Sequential(nn.Flatten(2), *block, nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES))
-        return Model(module.double(), classifier="8", buffers=name)
+        else:
+            layers = [nn.Flatten(2), nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2), nn.Tanh(), nn.Dropout(0.25)]
+            layers += [nn.Flatten(), nn.Linear(16, 3), nn.Tanh(), nn.Linear(3, NUM_CLASSES)]
+        buffers = "shared" if name == "plain" else name
+        module = nn.Sequential(*layers).double()
+        return Model(module, classifier=str(len(layers) - 1), buffers=buffers, task=task)
 
 
 @dataclass(frozen=True)
@@ -255,19 +269,22 @@ def _make(
     model_name: ModelName,
     training: Training = TRAINING,
     objective: ObjectiveOptions | None = None,
+    server: Server | None = None,
+    task_cls: type[Task] | None = None,
     **options: Any,
 ) -> Lab:
+    cls = METHODS[method_name]
+    objective = objective or ObjectiveOptions(**cls.defaults.get("objective", {}))
+    task = (task_cls or TASKS["classification"])(objective.label_smoothing)
     federation = Federation(
-        clients=tuple(_samples(labels, "client", i) for i, labels in enumerate(LABELS)),
-        test=_samples([k for k in range(NUM_CLASSES) for _ in range(4)], "test"),
+        clients=tuple(_samples(task, labels, "client", i) for i, labels in enumerate(LABELS)),
+        test=_samples(task, [k for k in range(NUM_CLASSES) for _ in range(4)], "test"),
         num_classes=NUM_CLASSES,
     )
-    cls = METHODS[method_name]
     preferred = {name: value for name, value in (FASTER | TELLING).items() if name in options_of(cls)}
     chosen = preferred | options
-    objective = objective or ObjectiveOptions(**cls.defaults.get("objective", {}))
-    server = Server(optimiser=ServerSGD(**cls.defaults.get("server", {})))
-    setup = Setup(_model(model_name), NUM_CLASSES, len(SCHEDULE), training, objective=objective, server=server)
+    server = server or Server(optimiser=ServerSGD(**cls.defaults.get("server", {})))
+    setup = Setup(_model(model_name, task), NUM_CLASSES, len(SCHEDULE), training, objective=objective, server=server)
     method = cls(setup=setup, **chosen)
     prepared = replace(setup, model=method.prepare(setup.model))
     return Lab(replace(method, setup=prepared), federation, make_key(11))
@@ -291,7 +308,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def make_lab() -> MakeLab:
-    """Make a `Lab`: `make_lab(method, model, training=..., **options)`."""
+    """Make a `Lab`: `make_lab(method, model, training, objective, server, task, **options)`."""
     return _make
 
 

@@ -59,7 +59,7 @@ class LabelMaps(Task):
         return self.pixels.class_counts(y.flatten(), mask[:, None, None].expand(y.shape).flatten(), num_classes)
 
     def answer_shape(self, x: Tensor, num_classes: int) -> tuple[int, ...]:
-        return len(x), num_classes, HEIGHT, WIDTH
+        return len(x), num_classes, *x.shape[2:]
 
 
 def maps(samples: int, *path: int | str) -> ClientData:
