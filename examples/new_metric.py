@@ -7,6 +7,7 @@ from fedmate.tasks.metrics import Metric
 
 
 def _worst_recall(statistics: Tree, weights: Tensor) -> Tensor:
+    """The share of the worst class that is recognised."""
     hits, labels, _ = statistics["tally"].unbind(1)
     recall: Tensor = 100 * hits / labels
     return recall.masked_fill((labels == 0) | (weights == 0), inf).amin(1)

@@ -40,12 +40,13 @@ from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.sections import PLAIN_SECTIONS, SERVER, General
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
+from fedmate.tasks.metrics import METRICS, Metric
 
 SECTIONS: dict[str, type] = {"settings": General, **PLAIN_SECTIONS}
 """Options without names: the keys outside any section, and the section that all methods share."""
 
 TABLES: dict[str, Registry[Any]] = {
-    table.kind: table for table in (METHODS, *SERVER.values(), DATASETS, PARTITIONS, MODELS, BACKENDS)
+    table.kind: table for table in (METHODS, *SERVER.values(), METRICS, DATASETS, PARTITIONS, MODELS, BACKENDS)
 }
 
 INPUT, CLASSES, CLIENTS, ROUNDS = (3, 32, 32), 10, 20, 200
@@ -86,7 +87,10 @@ def catalogue(kind: str | None) -> Iterator[str]:
                     yield f"  {row:<14} {error}"
 
 
-def _describe(name: str, cls: type) -> Iterator[str]:
+def _describe(name: str, cls: object) -> Iterator[str]:
+    if isinstance(cls, Metric):
+        yield f"  {name:<18} {_first_line(cls.values)}"
+        return
     if not isinstance(cls, type):
         raise UserError(f"`{name}` is {cls!r}, which is not a class; see what its entry point names.")
     yield f"  {name:<14} {_first_line(cls)}"
@@ -115,8 +119,8 @@ def _options(cls: type) -> Iterator[str]:
         yield f"      {key}: {field.metadata['help']}{default}"
 
 
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n")[0]
+def _first_line(row: object) -> str:
+    return (inspect.getdoc(row) or "").partition("\n")[0]
 
 
 class Costs(NamedTuple):

@@ -48,22 +48,31 @@ def site_figure(metric: Metric, statistics: Tree) -> Tensor:
 
 
 def _recall(statistics: Tree, weights: Tensor) -> Tensor:
+    """The share of each class that is recognised, averaged over classes."""
     hits, labels, _ = _tally(statistics)
     return 100 * (hits / labels)
 
 
+def _accuracy(statistics: Tree, weights: Tensor) -> Tensor:
+    """The share of answers that are right."""
+    return _recall(statistics, weights)
+
+
 def _precision(statistics: Tree, weights: Tensor) -> Tensor:
+    """The share of right answers among those that name a class, averaged over classes."""
     hits, labels, answers = _tally(statistics)
     # A class that is never answered has no right answers.
     return 100 * weights * hits / labels / torch.where(answers > 0, answers, 1)
 
 
 def _f1(statistics: Tree, weights: Tensor) -> Tensor:
+    """The harmonic mean of precision and recall, averaged over classes."""
     hits, labels, answers = _tally(statistics)
     return 200 * weights * hits / labels / (weights + answers)
 
 
 def _auroc(statistics: Tree, weights: Tensor) -> Tensor:
+    """The area under the ROC curve of each class against the rest, averaged over classes; not on `own`."""
     others, own = statistics["scores"].unbind(1)
     # Of all pairs of a sample of the class and another, those in the right order; in one bin they count half.
     below = others.cumsum(-1) - others / 2
@@ -73,12 +82,14 @@ def _auroc(statistics: Tree, weights: Tensor) -> Tensor:
 
 
 def _calibration_error(statistics: Tree, weights: Tensor) -> Tensor:
+    """How far the probability of answers is from the share that is right, in 15 bins; not on `own`."""
     counts, hits, confidence = statistics["confidence"].unbind(1)
     error: Tensor = 100 * (hits - confidence).abs().sum(-1) / counts.sum(-1)
     return error
 
 
 def _confusion(statistics: Tree, weights: Tensor) -> Tensor:
+    """Samples by class (rows) and answer (columns), of the view `global` on `balanced`."""
     matrix: Tensor = statistics["confusion"]
     return matrix
 
@@ -89,7 +100,7 @@ def _tally(statistics: Tree) -> tuple[Tensor, ...]:
     return tally.unbind(1)
 
 
-ACCURACY = Metric(_recall, as_tested=True)
+ACCURACY = Metric(_accuracy, as_tested=True)
 RECALL = Metric(_recall)
 PRECISION = Metric(_precision)
 MACRO_F1 = Metric(_f1)
