@@ -53,7 +53,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "progress": ("experiment", "errors"),
     "catalogue": (
         *("experiment.config", "experiment.sections", "experiment.record"),
-        *("backends", "core", "data", "methods", "models", "errors"),
+        *("backends", "core", "data", "methods", "models", "tasks", "errors"),
     ),
     "api": ("progress", "experiment", "data", "errors"),
     "cli": (
