@@ -32,8 +32,8 @@ kills: .venv/dev  ## kill runs at every write and at 30 random instants, resume 
 test-flower: .venv/flower  ## Flower: a simulation on Ray, and a federation of three sites over TLS on this machine
 	$(BIN)/pytest --durations=5 tests/flower
 
-soak: .venv/dev  ## the same at 200 random instants; every cross of methods with tables (tests/contract/test_crosses.py)
-	CROSSES=all $(BIN)/pytest -q -n 2 tests/contract/test_crosses.py
+soak: .venv/dev  ## the same at 200 random instants; every cross of methods and tables
+	ALL_CROSSES=1 $(BIN)/pytest -q -n 2 tests/contract/test_crosses.py tests/contract/test_server.py
 	$(BIN)/python tests/reliability/kills.py random --kills 200 --seed 1
 
 results: .venv/dev  ## write the tables of the paper from the records in paper/records

@@ -40,7 +40,7 @@ def frozen_lab(request: pytest.FixtureRequest, make_lab: MakeLab) -> Lab:
 def test_back_ends_agree_and_what_is_frozen_is_in_no_state(frozen_lab: Lab) -> None:
     model = frozen_lab.method.setup.model
     before = {name: tensor.clone() for name, tensor in model.frozen["frozen"].items()}
-    expected, *others = (frozen_lab.run(frozen_lab.backend(name)) for name in ("sequential", *IN_PROCESS))
+    expected, *others = (frozen_lab.run(frozen_lab.backend(name)) for name in IN_PROCESS)
     for other in others:
         assert_close(other.state(), expected.state(), rtol=0, atol=1e-9)
     assert_close(model.frozen["frozen"], before, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""Every method with another server step than its own: each aggregator and each optimiser comes up with some of them."""
+"""Each aggregator and optimiser keeps what a method promises; `test_crosses.py` runs them with every method."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.contract import test_methods as contract
 from tests.contract.conftest import METHOD_NAMES
+from tests.installed import installed_example
 
 from fedmate.core import Server
 from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
     from fedmate.core import Tree
 
-OPTIMISERS, COMBINING = SERVER_OPTIMISERS.names(), AGGREGATORS.names()
+with installed_example():
+    OPTIMISERS, COMBINING = SERVER_OPTIMISERS.names(), AGGREGATORS.names()
 ALL = [*itertools.product(METHOD_NAMES, COMBINING, OPTIMISERS)]
 SOME = [
-    (name, COMBINING[-1 - i % len(COMBINING)], OPTIMISERS[i % len(OPTIMISERS)]) for i, name in enumerate(METHOD_NAMES)
+    (METHOD_NAMES[5 * i % len(METHOD_NAMES)], COMBINING[i % len(COMBINING)], OPTIMISERS[i % len(OPTIMISERS)])
+    for i in range(max(len(COMBINING), len(OPTIMISERS)))
 ]
-"""Each method once, each aggregator and optimiser with some; the variable ALL_CROSSES asks for all."""
+"""Each aggregator and optimiser once, with some method; the variable ALL_CROSSES asks for all of them with each."""
 
 
 @pytest.fixture(params=ALL if os.environ.get("ALL_CROSSES") else SOME, ids="-".join)
