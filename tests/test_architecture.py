@@ -14,6 +14,7 @@ from fedmate.backends import BACKENDS
 from fedmate.core.task import TASKS
 from fedmate.data import DATASETS
 from fedmate.data.partitions import PARTITIONS
+from fedmate.experiment.callback import CALLBACKS
 from fedmate.methods import METHODS
 from fedmate.models import MODELS
 from fedmate.server import AGGREGATORS, SERVER_OPTIMISERS
@@ -51,8 +52,9 @@ ARROWS: dict[str, tuple[str, ...]] = {
         *("storage", "errors", "__version__"),
     ),
     "progress": ("experiment", "errors"),
+    "callbacks": ("callbacks", "experiment.callback", "experiment.sections", "core", "errors"),
     "catalogue": (
-        *("experiment.config", "experiment.sections", "experiment.record"),
+        *("experiment.callback", "experiment.config", "experiment.sections", "experiment.record"),
         *("backends", "core", "data", "methods", "models", "tasks", "errors"),
     ),
     "api": ("progress", "experiment", "data", "errors"),
@@ -134,7 +136,7 @@ def wrong_arrows(path: str, source: str) -> list[str]:
 
 ROWS = {
     tuple(row.split(":"))
-    for table in (TASKS, METHODS, AGGREGATORS, SERVER_OPTIMISERS, DATASETS, PARTITIONS, MODELS, BACKENDS)
+    for table in (TASKS, METHODS, AGGREGATORS, SERVER_OPTIMISERS, DATASETS, PARTITIONS, MODELS, BACKENDS, CALLBACKS)
     for row in table.built_in.values()
 }
 """The classes that stand on a table, and the mixins of methods: other areas know their base classes only."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedmate.api import compare, export, load, predict, run
     from fedmate.data.arrays import Pool, Sites
     from fedmate.errors import DivergedError, FedmateError, NoteWarning, UserError
+    from fedmate.experiment.callback import Callback
     from fedmate.experiment.export import Adaptation, adapt
     from fedmate.experiment.predict import PortableModel, Predictions, load_model
     from fedmate.experiment.record import Record
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adaptation",
+    "Callback",
     "DivergedError",
     "FedmateError",
     "NoteWarning",
@@ -49,6 +51,7 @@ _PLACES = {
         "api": "compare export load predict run",
         "data.arrays": "Pool Sites",
         "errors": "DivergedError FedmateError NoteWarning UserError",
+        "experiment.callback": "Callback",
         "experiment.export": "Adaptation adapt",
         "experiment.predict": "PortableModel Predictions load_model",
         "experiment.record": "Record",

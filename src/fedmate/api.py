@@ -13,6 +13,7 @@ from torch import nn
 from fedmate.data.arrays import Pool, Sites
 from fedmate.data.dataset import ArrayLike
 from fedmate.errors import DivergedError, UserError
+from fedmate.experiment.callback import Callback
 from fedmate.experiment.config import ConfigSource, load_file, nest
 from fedmate.experiment.export import export_model
 from fedmate.experiment.inputs import UserInputs
@@ -35,6 +36,7 @@ def run(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Record:
     """Run an experiment and return its record, as `fedmate run` does.
 
@@ -51,6 +53,7 @@ def run(
         resume: the folder of an interrupted run to go on with, instead of `out`. A run on your own `data` and `model`
             needs them again.
         progress: whether to print how it goes; if not, what should be read about the run is a `NoteWarning`.
+        callbacks: follow the run, besides those that `[callbacks]` of the experiment names: docs/callbacks.md.
 
     Raises:
         UserError: something cannot be done as asked; nothing was written.
@@ -66,7 +69,7 @@ def run(
         raise UserError(f"`resume` is `{resume}`, a comparison of {len(runs)} runs; use `fedmate.compare(resume=...)`.")
     inputs = UserInputs(data, model, classifier, None if data_dir is None else Path(data_dir))
     methods = () if method is None else (method,)
-    return _run(experiment, methods, dataset, set, inputs, out, resume, progress)[0]
+    return _run(experiment, methods, dataset, set, inputs, out, resume, progress, callbacks)[0]
 
 
 def compare(
@@ -82,6 +85,7 @@ def compare(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     progress: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Record]:
     """Run one experiment with several methods and return their records by method.
 
@@ -97,7 +101,7 @@ def compare(
     if isinstance(methods, str) or not (methods or resume):
         raise UserError(f"`methods` is {methods!r}; give a list of names, such as `['fedmate', 'fedavg']`.")
     inputs = UserInputs(data, model, classifier, None if data_dir is None else Path(data_dir))
-    records = _run(experiment, methods, dataset, set, inputs, out, resume, progress)
+    records = _run(experiment, methods, dataset, set, inputs, out, resume, progress, callbacks)
     return {record.config["method"]["name"]: record for record in records}
 
 
@@ -179,6 +183,7 @@ def _run(
     out: str | Path | None,
     resume: str | Path | None,
     progress: bool,
+    callbacks: Sequence[Callback],
 ) -> list[Record]:
     if isinstance(experiment, Mapping):
         base: ConfigSource | None = ConfigSource("the experiment", dict(experiment))
@@ -186,9 +191,12 @@ def _run(
         base = None if experiment is None else load_file(Path(experiment))
     if not isinstance(settings, Mapping | None):
         raise UserError(f"`set` is a {type(settings).__name__}; give a dictionary, such as `{{'rounds': 10}}`.")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"`callbacks` holds {callback!r}; give objects of classes that derive from `Callback`.")
     if out is not None and resume is not None:
         raise UserError("`out` begins a new run and `resume` goes on with an old one; give one of them.")
-    request = Request(base, methods, dataset, nest("set", (settings or {}).items()), inputs)
+    request = Request(base, methods, dataset, nest("set", (settings or {}).items()), inputs, callbacks)
     opened = (
         new_runs(request, None if out is None else Path(out)) if resume is None else resumed_runs(request, Path(resume))
     )

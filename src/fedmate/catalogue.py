@@ -35,6 +35,7 @@ from fedmate.core.options import Registry, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.partitions import PARTITIONS
 from fedmate.errors import UserError, nearest
+from fedmate.experiment.callback import CALLBACKS
 from fedmate.experiment.config import TUNED, tuned_on
 from fedmate.experiment.record import Record, runs_of
 from fedmate.experiment.sections import PLAIN_SECTIONS, SERVER, General
@@ -46,7 +47,8 @@ SECTIONS: dict[str, type] = {"settings": General, **PLAIN_SECTIONS}
 """Options without names: the keys outside any section, and the section that all methods share."""
 
 TABLES: dict[str, Registry[Any]] = {
-    table.kind: table for table in (METHODS, *SERVER.values(), METRICS, DATASETS, PARTITIONS, MODELS, BACKENDS)
+    table.kind: table
+    for table in (METHODS, *SERVER.values(), METRICS, DATASETS, PARTITIONS, MODELS, BACKENDS, CALLBACKS)
 }
 
 INPUT, CLASSES, CLIENTS, ROUNDS = (3, 32, 32), 10, 20, 200

@@ -29,6 +29,7 @@ COMMANDS = {
     "adapt": "models:adapt",
     "cite": "data:cite",
     "compare": "compare:compare",
+    "track": "run:track",
     "tune": "tune:tune",
     "deploy": "deploy:deploy",
     "list": "data:list_",

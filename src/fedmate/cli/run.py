@@ -1,4 +1,4 @@
-"""`fedmate run`."""
+"""`fedmate run` and `fedmate track`."""
 
 from __future__ import annotations
 
@@ -96,3 +96,27 @@ def _print_results(console: Console, records: Sequence[Record]) -> None:
         for table in filter(None, (comparison(ended), unseen_clients(ended))):
             show(table, console)
         console.out(f"Records: {', '.join(str(record.folder) for record in records)}")
+
+
+def track(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs and comparisons.")],
+    to: Annotated[str, typer.Option(metavar="C", help="Callback: tensorboard, wandb, trackio, mlflow, or your own.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the callback; repeatable.")
+    ] = None,
+) -> None:
+    """Send finished runs to a tracker, as if they ran now."""
+    from fedmate.experiment.callback import replay
+    from fedmate.experiment.config import ConfigSource, make_callbacks, parse_set, resolve_callbacks
+    from fedmate.experiment.record import Record, runs_of
+
+    options = parse_set(set_ or []).values
+    (callback,) = make_callbacks(resolve_callbacks([ConfigSource("--set", {"callbacks": {to: options}})]))
+    for record in [Record(run) for folder in runs for run in runs_of(folder)]:
+        try:
+            replay(record, callback)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"`{to}` failed at {record.folder} ({type(error).__name__}: {error}).") from error
+        make_console().out(f"{record.folder}: sent to {to}.", highlight=False)

@@ -1,4 +1,4 @@
-"""Callbacks: what follows a run."""
+"""Callbacks: what follows a run. The base of a user's own, and the table of those that an experiment can name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fedmate.backends.base import RoundResult
-from fedmate.errors import UserError, first_line
+from fedmate.core.options import Registry
+from fedmate.errors import UserError, first_line, nearest
 from fedmate.experiment.record import Record
 
 
@@ -90,10 +91,16 @@ class Run:
 
 
 def figure(metrics: Mapping[str, Any], name: str, view: str, test: str) -> float | None:
-    """Return the mean over clients of a metric in a row of `metrics.jsonl`."""
-    tests = metrics[name][view]
-    mean: float | None = tests and tests[test]["mean"]
-    return mean
+    """Return the mean over clients of a metric in a row of `metrics.jsonl`, or the loss after training."""
+    if name == "loss":
+        return cast(float | None, metrics["loss"]["after"])
+    views = metrics[name]
+    if not views.get(view):
+        known = [other for other, tests in views.items() if tests]
+        raise UserError(f"`{view}` is not a view with figures in this run; {nearest(view, known)}")
+    if test not in views[view]:
+        raise UserError(f"`{test}` is not a test in this run; {nearest(test, views[view])}")
+    return cast(float | None, views[view][test]["mean"])
 
 
 @dataclass(eq=False)
@@ -117,6 +124,18 @@ class Callback:
         """Called with a sentence that the user should read."""
 
 
+CALLBACKS: Registry[type[Callback]] = Registry(
+    "callbacks",
+    {
+        "early_stopping": "fedmate.callbacks.early_stopping:EarlyStopping",
+        "mlflow": "fedmate.callbacks.trackers:MLflow",
+        "tensorboard": "fedmate.callbacks.trackers:TensorBoard",
+        "trackio": "fedmate.callbacks.trackers:Trackio",
+        "wandb": "fedmate.callbacks.trackers:WandB",
+    },
+)
+
+
 class Callbacks:
     """Calls callbacks in turn; one that fails is a warning, and is left out for the rest of the run."""
 
@@ -133,8 +152,18 @@ class Callbacks:
                 # Before the first round a mistake in what was asked for can still be mended.
                 if event == "run_started" and isinstance(error, UserError):
                     raise
-                self._left.remove(callback)
+                self._left = [other for other in self._left if other is not callback]
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 name = type(callback).__name__
                 self.call("warned", f"the callback `{name}` failed and is left out from here ({reason}).")
         return ends
+
+
+def replay(record: Record, callback: Callback) -> None:
+    """Show a finished run to a callback, as if it ran now."""
+    summary = record.summary
+    primary = summary["headline"]["view"], summary["headline"]["test"]
+    callback.run_started(Run(record.folder, 0, primary))
+    for one in Run(record.folder, summary["rounds"], primary).history():
+        callback.round_ended(one)
+    callback.run_ended(summary)

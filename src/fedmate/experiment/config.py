@@ -22,6 +22,7 @@ from fedmate.core.options import Registry, check_options, check_type, options_of
 from fedmate.data import DATASETS, Dataset
 from fedmate.data.sources import expand
 from fedmate.errors import UserError, nearest
+from fedmate.experiment.callback import CALLBACKS, Callback
 from fedmate.experiment.record import Record
 from fedmate.experiment.sections import (
     COMMON,
@@ -132,7 +133,7 @@ def resolve(layers: Sequence[ConfigSource]) -> Experiment:
 
 def check_shape(layer: ConfigSource) -> None:
     """Refuse unknown keys and sections, and sections that are not tables."""
-    sections = [*NAMED_SECTIONS, *PLAIN_SECTIONS, "server"]
+    sections = [*NAMED_SECTIONS, *PLAIN_SECTIONS, "server", "callbacks"]
     for key, value in layer.values.items():
         if key in sections:
             if not isinstance(value, dict):
@@ -235,6 +236,36 @@ def _resolve_server(layers: Sequence[ConfigSource]) -> ServerSection:
         check_options("server", cls, options)
         found[part] = Section(names[part], {key: options.get(key, f.default) for key, f in options_of(cls).items()})
     return ServerSection(**found)
+
+
+def resolve_callbacks(layers: Iterable[ConfigSource | None]) -> dict[str, Values]:
+    """Return the options of the callbacks that layers ask for, by name: no part of what a run is.
+
+    A layer gives a table of options, `true` for none, or `false` for no such callback.
+    """
+    asked, sources = dict[str, Values](), dict[str, str]()
+    for layer in filter(None, layers):
+        check_shape(layer)
+        for name, given in layer.values.get("callbacks", {}).items():
+            if not isinstance(given, bool | dict):
+                found = f"`callbacks.{name}` in {layer.source} is {spelled(given)}"
+                raise UserError(f"{found}; write `[callbacks.{name}]` and options, or `true` or `false`.")
+            if given is False:
+                asked.pop(name, None)
+            else:
+                asked[name] = {**asked.get(name, {}), **({} if given is True else given)}
+                sources[name] = layer.source
+    for name, options in asked.items():
+        section = f"callbacks.{name}"
+        cls = lookup(section, CALLBACKS, name, sources[name])
+        asked[name] = _typed(section, cls, options, sources[name], f" of `{name}`")
+        check_options(section, cls, asked[name])
+    return asked
+
+
+def make_callbacks(asked: Mapping[str, Values]) -> list[Callback]:
+    """Make callbacks of what `resolve_callbacks` gives."""
+    return [CALLBACKS[name](**options) for name, options in asked.items()]
 
 
 def lookup(section: str, table: Registry[Any], name: object, source: str) -> Any:

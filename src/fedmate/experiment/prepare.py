@@ -15,6 +15,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli_w
+
 from fedmate import __version__, storage
 from fedmate.core.options import options_of, spelled
 from fedmate.core.tree import DamagedError
@@ -29,13 +31,15 @@ from fedmate.experiment.config import (
     check_shape,
     load_file,
     lookup,
+    make_callbacks,
     resolve,
+    resolve_callbacks,
     stored_experiment,
 )
 from fedmate.experiment.inputs import NO_INPUTS, UserInputs
 from fedmate.experiment.record import Record, Recorder, runs_of
 from fedmate.experiment.run import run
-from fedmate.experiment.sections import Experiment, flat
+from fedmate.experiment.sections import Experiment, flat, written
 from fedmate.methods import METHODS
 
 LENIENT = ("min_clients", "patience")
@@ -145,6 +149,8 @@ def new_runs(request: Request, out: Path | None) -> Iterator[list[PreparedRun]]:
             if not all(Record(run).finished for run in runs_of(folder)):
                 hint = f"go on with it by `fedmate run --resume {shlex.quote(str(folder))}`, or "
         raise UserError(f"`{{option}}` is `{folder}`, which exists already; {hint}name a new folder.", "out")
+    asked = resolve_callbacks([request.base, request.settings])
+    make_callbacks(asked)
     built = [build(experiment, request.inputs) for experiment in experiments]
     names = [] if len(built) == 1 else [one.experiment.method.name for one in built]
     with ExitStack() as locks:
@@ -154,13 +160,19 @@ def new_runs(request: Request, out: Path | None) -> Iterator[list[PreparedRun]]:
                     storage.write(stage / "comparison.json", json.dumps({"runs": names}).encode() + b"\n")
                 for one, place in zip(built, [stage / name for name in names] or [stage], strict=True):
                     begin(place, one)
+                    if asked:
+                        toml = tomli_w.dumps(written({"callbacks": asked}))
+                        storage.write(place / "callbacks.toml", toml.encode())
         except OSError as error:
             reason = f"cannot be created ({error.strerror}); name another."
             raise UserError(f"`{{option}}` is `{folder}`, which {reason}", "out") from None
         places = [folder / name for name in names] or [folder]
         for place in places:
             locks.enter_context(_locked(place))
-        jobs = [PreparedRun(place, one, one.warnings) for place, one in zip(places, built, strict=True)]
+        jobs = [
+            PreparedRun(place, one, one.warnings, [*make_callbacks(asked), *request.callbacks])
+            for place, one in zip(places, built, strict=True)
+        ]
         jobs[0].warnings[:0] = [*dropped(request), *_unlike(experiments)]
         yield jobs
 
@@ -176,7 +188,7 @@ def resumed_runs(request: Request, folder: Path) -> Iterator[list[PreparedRun]]:
         # Another user may have made the folder: nothing outside it is written to.
         storage.refuse_links(folder)
     with ExitStack() as locks:
-        jobs = [_reopen(place, request.inputs, locks) for place in folders]
+        jobs = [_reopen(place, request, locks) for place in folders]
         base, settings = request.base, request.settings.values
         if base is not None or request.methods or request.dataset is not None or settings:
             asked = _check_asked(request, folder, folders)
@@ -195,7 +207,7 @@ def resumed_runs(request: Request, folder: Path) -> Iterator[list[PreparedRun]]:
         yield jobs
 
 
-def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
+def _reopen(folder: Path, request: Request, locks: ExitStack) -> PreparedRun:
     if not _is_finished(folder):
         Checkpoint(folder)
         locks.enter_context(_locked(folder))
@@ -206,7 +218,7 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
     checkpoint.check_all()
     initial, note = checkpoint.initial()
     try:
-        built = build(stored_experiment(folder), inputs, initial)
+        built = build(stored_experiment(folder), request.inputs, initial)
     except DamagedError as error:
         raise checkpoint.damaged("initial.safetensors", str(error)) from None
     if note.get("partition") != built.split.sha256:
@@ -214,7 +226,10 @@ def _reopen(folder: Path, inputs: UserInputs, locks: ExitStack) -> PreparedRun:
             f"`{folder}` cannot go on: its data set holds other samples now than it began with (`partition.json` has "
             "the old digests); put the old files back, or start a new run."
         )
-    return PreparedRun(folder, built, built.warnings)
+    # They do not belong to what a run is, but go on with it.
+    stored = load_file(path) if (path := folder / "callbacks.toml").exists() else None
+    asked = resolve_callbacks([stored, request.base, request.settings])
+    return PreparedRun(folder, built, built.warnings, [*make_callbacks(asked), *request.callbacks])
 
 
 def _is_finished(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 config.toml       the experiment, every option spelled out; `fedmate run config.toml` repeats the run
 environment.json  versions, machine and commit
+callbacks.toml    the callbacks that the experiment names, if any
 rounds.csv        a row per round and participant: losses around local training, bytes by item
 metrics.jsonl     a row per evaluated round
 diagnostics/      what the method recorded in an evaluated round, as safetensors; absent if it records nothing

@@ -61,6 +61,8 @@ def run(built: Built, folder: Path, callbacks: Iterable[Callback] = ()) -> dict[
                     others.call("warned", message)
                 stops = others.call("round_ended", ended)
         summary = summarise(built, tally.metrics, tally.state)
+        if "stopped_after_round" in summary:
+            others.call("warned", f"a callback ended the run after round {tally.state.round} of {general.rounds}.")
         keeper.run_ended(summary)
     except KeyboardInterrupt:
         keeper.save()

@@ -124,7 +124,7 @@ class Experiment:
 
     def to_toml(self) -> str:
         """Write the experiment as a file that `load_file` reads back."""
-        return tomli_w.dumps(_written(self.to_dict()))
+        return tomli_w.dumps(written(self.to_dict()))
 
     def with_general(self, **changes: str) -> Experiment:
         """Return a copy with some keys outside the sections replaced."""
@@ -144,10 +144,10 @@ COMMON: dict[str, type] = {"dataset": Dataset, "partition": Partition, "model": 
 """The options that all rows of a section's table share: they survive a change of name."""
 
 
-def _written(values: Values) -> Values:
+def written(values: Values) -> Values:
     """Return values as TOML has them, which knows no missing value."""
     return {
-        key: _written(value) if isinstance(value, dict) else NONE if value is None else value
+        key: written(value) if isinstance(value, dict) else NONE if value is None else value
         for key, value in values.items()
     }
 
