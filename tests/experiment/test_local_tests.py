@@ -104,7 +104,7 @@ def test_a_client_without_test_samples_has_no_figure(tmp_path: Path) -> None:
 def test_a_file_names_the_client_of_each_test_sample(tmp_path: Path) -> None:
     (x, y), (test_x, test_y) = digits(0, 60), digits(60, 90)
     path, owners = tmp_path / "own.npz", np.array(["ann", "bob", "eve"])
-    arrays = {"train_x": x, "train_y": y, "test_x": test_x, "test_y": test_y}
+    arrays: dict[str, Any] = {"train_x": x, "train_y": y, "test_x": test_x, "test_y": test_y}
     np.savez(path, **arrays, train_client=owners.repeat(20), test_client=owners[[2, 0, 1]].repeat(10))
     settings = {"dataset.name": "npz", "dataset.path": str(path), "model.name": "mlp", "rounds": 1}
     federation = built(None, **settings, partition__name="natural").federation

@@ -71,10 +71,13 @@ def test_binned_scores_are_close_to_exact_ones() -> None:
 
 def test_statistics_add_up_over_parts_and_are_mapped_over_clients() -> None:
     task = TASKS["classification"](metrics=NAMES)
-    parts = [part.split(SAMPLES // 3) for part in answers()]
-    alone = [task.statistics(*part, CLASSES) for part in zip(*parts, strict=True)]
-    together = task.statistics(*answers(), CLASSES)
-    mapped = torch.func.vmap(lambda *part: task.statistics(*part, CLASSES))(*map(torch.stack, parts))
+    parts = [torch.stack(torch.split(part, SAMPLES // 3)) for part in answers()]
+
+    def count(logits: Tensor, y: Tensor, mask: Tensor) -> Tree:
+        return task.statistics(logits, y, mask, CLASSES)
+
+    alone = [count(*part) for part in zip(*parts, strict=True)]
+    together, mapped = count(*answers()), torch.func.vmap(count)(*parts)
     assert sorted(together) == ["confidence", "confusion", "scores"]
     for name, whole in together.items():
         assert torch.equal(sum(part[name] for part in alone), whole)
