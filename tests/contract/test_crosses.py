@@ -39,10 +39,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 """By name: options of `[objective]`. Every option is in one of them."""
 
+SMOOTH: dict[str, Any] = {name: value for name, value in {"epsilon": 1e-3}.items() if name in options_of(Training)}
+"""Adam divides a gradient that is rounding alone, as that of a bias before BatchNorm, by little else than epsilon."""
+
 LOCAL: dict[str, dict[str, Any]] = {"default": {}} | {
-    name: {"optimiser": name} for name in get_args(get_type_hints(Training).get("optimiser"))
+    value: {name: value, **SMOOTH}
+    for name, field in options_of(Training).items()
+    for value in get_args(get_type_hints(Training)[name])
+    if isinstance(value, str) and value != field.default
 }
-"""By name: options of `[training]` that differ from the contract's; every optimiser there is."""
+"""By name: options of `[training]` that differ from the contract's; all that are chosen by name, and more if wanted."""
 
 with installed_example():
     FACTORS: dict[str, Sequence[str]] = {
