@@ -165,7 +165,7 @@ class PlainFedMate(PlainLoop):
         training, (extractor, classifier) = self.setup.training, member.network
         steps = optimiser(list(extractor.parameters()), self.setup)
         freeze(classifier, True)
-        for x, y in held.batches(training.batch_size, training.epochs):
+        for x, y in held.batches(training.batch_size, int(training.epochs)):
             z = extractor(x)
             distances = (z - target.prototypes[y]).square().mean(-1) * target.is_known[y]
             loss = functional.cross_entropy(classifier(z), y) + self.fedmate.centre_weight * distances.mean()

@@ -169,7 +169,7 @@ class PlainLoop(Runner):
     def train(self, held: Held, network: Network, parameters: Sequence[Tensor]) -> None:
         """Train some of a network's parameters on a client's samples."""
         training, steps = self.setup.training, optimiser(parameters, self.setup)
-        for x, y in held.batches(training.batch_size, training.epochs):
+        for x, y in held.batches(training.batch_size, int(training.epochs)):
             take_step(steps, functional.cross_entropy(network.classifier(network.extractor(x)), y))
 
 

@@ -96,12 +96,27 @@ OURS = ("fedmate", "new_method")
 
 TRAINING_OPTIONS: dict[str, tuple[Any, Any]] = {
     "batch_size": (3, 2),
-    "epochs": (2, 1),
+    "epochs": (2, 1.5),
+    "steps": (0, 2),
+    "optimiser": ("sgd", "adam"),
     "learning_rate": (0.1, 0.05),
     "momentum": (0.5, 0.0),
     "weight_decay": (0.01, 0.0),
+    "gradient_clip": (0.0, 0.05),
+    "schedule": ("constant", "cosine"),
 }
 """By option of `[training]`: two values that must give different results with every method."""
+
+TRAINING_DETAILS: dict[str, Change] = {
+    "beta1": Change((0.9, 0.5), {"optimiser": "adam"}),
+    "beta2": Change((0.999, 0.5), {"optimiser": "adam"}),
+    "epsilon": Change((1e-8, 1e-2), {"optimiser": "adamw"}),
+    "schedule_end": Change((0.0, 0.5), {"schedule": "cosine"}),
+    "schedule_power": Change((0.9, 2.0), {"schedule": "poly"}),
+    "schedule_step": Change((10, 1), {"schedule": "step"}),
+    "schedule_factor": Change((0.5, 0.1), {"schedule": "step", "schedule_step": 1}),
+}
+"""By option of `[training]` that counts beside another one: as the setup reads it for every method, one shows it."""
 
 OBJECTIVES: dict[str, tuple[ObjectiveOptions, ObjectiveOptions]] = {
     "calibration": (ObjectiveOptions(), ObjectiveOptions(calibration=1.0)),
@@ -110,7 +125,7 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, ObjectiveOptions]] = {
 }
 """By option of `[objective]` that concerns training: two settings of which each gives another result."""
 
-UNUSED: set[tuple[str, str]] = {("scaffold", "momentum")}
+UNUSED: set[tuple[str, str]] = {("scaffold", "momentum"), ("scaffold", "optimiser")}
 """By method and option of `[training]`: what a method says it does not use, and must not. SCAFFOLD has its own."""
 
 
@@ -128,13 +143,14 @@ def outcome(lab: Lab) -> Outcome:
     method, trained, evaluated = lab.method, {}, {}
     server, clients = lab.server(), lab.clients()
     for t in range(2):
+        factor = method.setup.training.rate_factor(t, method.setup.rounds)
         updates: list[LocalResult] = []
         with torch.no_grad(), unmapped():
             for i in lab.everyone:
                 download, data, key = lab.received(server, t, i), lab.federation.clients[i], lab.client_key(t, i)
                 held = method.personal_params(clients[i], download)
                 trained[f"{t} {i} pre"] = held
-                updates.append(method.local_update(clients[i], download, data, key))
+                updates.append(method.scaled(factor).local_update(clients[i], download, data, key))
                 trained[f"{t} {i} post"] = updates[-1].params
                 evaluated[f"{t} {i} pre"] = method.personalise(held, clients[i], download, data, key)
                 evaluated |= {
@@ -180,7 +196,11 @@ def test_every_row_names_an_option() -> None:
 
 
 def test_every_option_of_training_has_a_row() -> None:
-    assert set(TRAINING_OPTIONS) == set(options_of(Training)) == {f.name for f in dataclasses.fields(Training)}
+    assert (
+        {*TRAINING_OPTIONS, *TRAINING_DETAILS}
+        == set(options_of(Training))
+        == {f.name for f in dataclasses.fields(Training)}
+    )
 
 
 def test_every_field_of_a_method_is_an_option_or_its_setup(method_name: str) -> None:
@@ -221,6 +241,20 @@ def test_a_training_option_changes_the_result(option: str, method_name: str, mak
         for value in TRAINING_OPTIONS[option]
     )
     assert differ(one.trained, other.trained) == ((method_name, option) not in UNUSED)
+
+
+@pytest.mark.parametrize("option", TRAINING_DETAILS)
+def test_a_detail_of_training_changes_the_result(option: str, make_lab: MakeLab) -> None:
+    change = TRAINING_DETAILS[option]
+    settings = [dataclasses.replace(BASE, **change.given, **{option: value}) for value in change.values]
+    one, other = (outcome(make_lab("fedavg", "plain", training)) for training in settings)
+    assert differ(one.trained, other.trained)
+    assert not any(f"training.{option}" in warning for warning in settings[1].warnings())
+    pointless = dataclasses.replace(BASE, **{option: change.values[1]})
+    assert pointless.warnings() == [
+        f"`training.{option}` has no effect while `training.{name}` is `{getattr(BASE, name)}`."
+        for name in list(change.given)[:1]
+    ]
 
 
 BASE = Training(**{option: values[0] for option, values in TRAINING_OPTIONS.items()})

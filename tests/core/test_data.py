@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedmate.core.data import Batch, ClientData, batches, class_means, client_data, pad, stack_clients
+from fedmate.core.data import Batch, ClientData, batches, class_means, client_data, num_steps, pad, stack_clients
 from fedmate.core.random import make_key
 
 
@@ -76,13 +78,52 @@ class TestBatches:
 
     @settings(max_examples=40)
     @given(
-        samples=st.integers(1, 15), padding=st.integers(0, 15), batch_size=st.integers(1, 8), seed=st.integers(0, 10**6)
+        samples=st.integers(1, 15),
+        padding=st.integers(0, 15),
+        batch_size=st.integers(1, 8),
+        seed=st.integers(0, 10**6),
+        share=st.floats(0.01, 0.99),
     )
-    def test_padding_does_not_change_real_batches(self, samples: int, padding: int, batch_size: int, seed: int) -> None:
+    def test_a_part_of_a_pass_is_its_beginning(
+        self, samples: int, padding: int, batch_size: int, seed: int, share: float
+    ) -> None:
         data, key = make_data(samples, seed=seed), make_key(seed)
-        alone = list(batches(data, batch_size, 2, key))
-        padded = list(batches(pad(data, samples + padding), batch_size, 2, key))
-        assert len(padded) == 2 * -(-(samples + padding) // batch_size)
+        whole = torch.cat([batch.ids for batch in batches(data, batch_size, 2, key)])
+        read = list(batches(data, batch_size, 1 + share, key))
+        count = math.ceil(samples * round(share, 6))
+        assert torch.cat([batch.ids for batch in read]).tolist() == whole[: samples + count].tolist()
+        padded = pad(data, samples + padding)
+        for length in ({"epochs": 1 + share}, {"epochs": 0}, {"epochs": 3}, {"epochs": 1, "steps": 11}):
+            real = sum(bool(batch.mask.any()) for batch in batches(padded, batch_size, **length, key=key))
+            assert real == int(num_steps(padded, batch_size, **length)), length
+
+    @settings(max_examples=40)
+    @given(samples=st.integers(1, 15), batch_size=st.integers(1, 8), steps=st.integers(1, 30))
+    def test_steps_go_on_from_pass_to_pass(self, samples: int, batch_size: int, steps: int) -> None:
+        data, key = make_data(samples), make_key(1)
+        endless = list(batches(data, batch_size, steps, key))[:steps]
+        found = list(batches(data, batch_size, 1, key, steps))
+        assert [batch.ids.tolist() for batch in found] == [batch.ids.tolist() for batch in endless]
+        assert [int(batch.key) for batch in found] == [int(batch.key) for batch in endless]
+
+    @settings(max_examples=80)
+    @given(
+        samples=st.integers(1, 15),
+        padding=st.integers(0, 15),
+        batch_size=st.integers(1, 8),
+        seed=st.integers(0, 10**6),
+        length=st.sampled_from([(2, 0), (0.5, 0), (1.3, 0), (1, 1), (1, 7), (1, 19)]),
+    )
+    def test_padding_does_not_change_real_batches(
+        self, samples: int, padding: int, batch_size: int, seed: int, length: tuple[float, int]
+    ) -> None:
+        data, key, (epochs, steps) = make_data(samples, seed=seed), make_key(seed), length
+        alone = list(batches(data, batch_size, epochs, key, steps))
+        padded = list(batches(pad(data, samples + padding), batch_size, epochs, key, steps))
+        if epochs == 2:
+            assert len(padded) == 2 * -(-(samples + padding) // batch_size)
+        if steps:
+            assert len(padded) == len(alone) == steps
         live = [batch for batch in padded if bool(batch.mask.any())]
         assert len(live) == len(alone)
         for mine, other in zip(alone, live, strict=True):

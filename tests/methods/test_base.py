@@ -22,7 +22,6 @@ from fedmate.core import (
     LocalResult,
     Tree,
     Wire,
-    batches,
     fit_on,
     flatten,
     make_key,
@@ -56,7 +55,7 @@ class Sparse(PartialSharing):
     def init_client(self, params: Tree, key: Tensor) -> Tree:
         return {
             **super().init_client(params, key),
-            "state": self.setup.training.optimiser().init(select(params, TRAINED)),
+            "state": self.setup.optimiser().init(select(params, TRAINED)),
         }
 
     def wire(self, round_number: int) -> Wire:
@@ -64,10 +63,10 @@ class Sparse(PartialSharing):
         return Wire(down=down, up=up | {"mask", "num_bytes"})
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
-        training, received = self.setup.training, self.personal_params(client, download)
-        steps = batches(data, training.batch_size, training.epochs, key)
+        setup, received = self.setup, self.personal_params(client, download)
+        steps, objective = setup.training.batches(data, key), supervised_loss(setup.model)
         state = client["state"] if self.keeps else tree_map(torch.zeros_like, client["state"])
-        params, state = fit_on(supervised_loss(self.setup.model), received, state, steps, training.optimiser(), TRAINED)
+        params, state = fit_on(objective, received, state, steps, setup.optimiser(), TRAINED)
         result, mask = self.result(params, data), params["classifier"]["weight"] > 0
         sent = {**result.upload, "mask": mask, "num_bytes": {"mask": (mask.sum() + 7) // 8}}
         return result._replace(client={**result.client, "state": state}, upload=sent)

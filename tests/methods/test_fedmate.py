@@ -122,7 +122,7 @@ class ByHand:
             step(descent, plain + m.fusion_weight * (proto + kappa * adversarial))
 
         descent = sgd(theta, self.s.learning_rate)
-        for _ in range(self.s.epochs):
+        for _ in range(int(self.s.epochs)):
             z = x @ theta[0].T + theta[1]
             loss = functional.cross_entropy(logits(z), y)
             if self.prototypes is not None:

@@ -50,14 +50,19 @@ def train_client(
     data: ClientData,
     key: Tensor,
     tests: EvaluationData | None,
+    rate: Tensor | None = None,
 ) -> ClientResult:
-    """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if given `tests`."""
+    """Run one client's part of a round; `download` holds the parts that crossed. Evaluate `post` if given `tests`.
+
+    `rate` is the factor of the schedule in this round, where the number of the round is not to be used.
+    """
     model = method.setup.model
     received = method.personal_params(client, download)
     with remembered_features():
         adjustment = method.adjustment(data)
         before = mean_loss(model, received, data, adjustment)
-        result = method.local_update(client, download, data, fold(key, "update"))
+        factor = method.setup.training.rate_factor(round_number, method.setup.rounds) if rate is None else rate
+        result = method.scaled(factor).local_update(client, download, data, fold(key, "update"))
         after = mean_loss(model, result.params, data, adjustment)
     upload = select(result.upload, method.wire(round_number).up)
     valid = is_sound(upload, after)

@@ -130,6 +130,11 @@ class Vectorised(Backend):
             return {"outcome": outcome, "clients": self._stack}
 
         moment = {"participants": self.participants(task), "round": scalar(task.number, self.key)}
+        training = self.method.setup.training
+        if training.schedule != "constant":
+            # An input, for a round that is replayed knows no number.
+            factor = training.rate_factor(task.number, self.method.setup.rounds)
+            moment["rate"] = self.federation.test.source.mean.new_full((), factor)
         before = self._stack
         inputs = {"server": server, "clients": before, "moment": moment}
         try:
@@ -153,9 +158,12 @@ class Vectorised(Backend):
         """Train the participants in one go, or in chunks."""
         ids = self.participants(task)
 
+        rate = None if self._moment is None else self._moment.get("rate")
+
         def train_one(client_id: Tensor, client: Tree, data: ClientData, key: Tensor, local: Local) -> ClientResult:
             download, tests = self.download(server, task.number, client_id), EvaluationData(self.federation.test, local)
-            return train_client(self.method, task.number, client, download, data, key, tests if task.evaluate else None)
+            asked = tests if task.evaluate else None
+            return train_client(self.method, task.number, client, download, data, key, asked, rate)
 
         trained: ClientResult = vmap(train_one, (0, 0, PER_CLIENT, 0, self._local_axes), chunk_size=self.chunk_size)(
             ids, *self._rows(task, ids), self._local(ids)

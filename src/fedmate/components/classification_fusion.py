@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmate.components.classifier_integration import Reduction, prototype_loss, reduce_classes
 from fedmate.components.discriminators import Kind, Rows, adversarial_losses, discriminator_loss
 from fedmate.core.data import Batch
-from fedmate.core.local import SGD, gradient, loop
+from fedmate.core.local import Optimiser, gradient, loop
 from fedmate.core.model import Model
 from fedmate.core.random import fold
 from fedmate.core.task import Adjustment
@@ -40,8 +40,8 @@ class Fusion(NamedTuple):
     kappa: Tensor  # the weight of the adversarial part in this round
     kinds: dict[str, Kind]  # how each discriminator is trained, by name
     reduction: Reduction  # over classes, in eq. 3
-    optimiser: SGD  # the steps of the classifier and of both discriminators
-    discriminator_optimiser: SGD
+    optimiser: Optimiser  # the steps of the classifier and of both discriminators
+    discriminator_optimiser: Optimiser
     adjustment: Adjustment | None = None  # of the loss of the client's own samples
 
 
@@ -131,10 +131,10 @@ def _train_discriminators(
     return following, losses
 
 
-def _at_rest(optimiser: SGD, variables: Tree) -> Tree:
-    return {"variables": variables, "velocity": optimiser.init(variables)}
+def _at_rest(optimiser: Optimiser, variables: Tree) -> Tree:
+    return {"variables": variables, "optimiser": optimiser.init(variables)}
 
 
-def _move(optimiser: SGD, body: Tree, gradients: Tree) -> Tree:
-    variables, velocity = optimiser.step(body["variables"], gradients, body["velocity"])
-    return {"variables": variables, "velocity": velocity}
+def _move(optimiser: Optimiser, body: Tree, gradients: Tree) -> Tree:
+    variables, state = optimiser.step(body["variables"], gradients, body["optimiser"])
+    return {"variables": variables, "optimiser": state}

@@ -24,12 +24,12 @@ def train_together(
 ) -> Tree:
     """Train parts of a model together, on the loss of the task or on another objective.
 
-    Epochs and the learning rate are those of `[training]` unless others are given.
+    The length and the learning rate are those of `[training]` unless epochs or a rate are given.
     """
     training = method.setup.training
-    steps = batches(data, training.batch_size, training.epochs if epochs is None else epochs, key)
+    steps = training.batches(data, key) if epochs is None else batches(data, training.batch_size, epochs, key)
     wanted = objective or supervised_loss(method.setup.model, method.adjustment(data))
-    return fit(wanted, params, steps, training.optimiser(rate), parts)
+    return fit(wanted, params, steps, method.setup.optimiser(rate), parts)
 
 
 def tune_classifier(
@@ -39,4 +39,4 @@ def tune_classifier(
     model, training = method.setup.model, method.setup.training
     steps = frozen_batches(model, params, data, training.batch_size, epochs, key)
     objective = classifier_loss(model, method.adjustment(data))
-    return fit(objective, params, steps, training.optimiser(learning_rate), ("classifier",))
+    return fit(objective, params, steps, method.setup.optimiser(learning_rate), ("classifier",))

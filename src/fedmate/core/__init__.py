@@ -17,7 +17,7 @@ from fedmate.core.data import (
 from fedmate.core.execution import remembered_features, unmapped
 from fedmate.core.frozen import classifier_loss, frozen_batches
 from fedmate.core.layers import BufferPolicy
-from fedmate.core.local import SGD, Objective, fit, fit_on, gradient, loop, supervised_loss
+from fedmate.core.local import SGD, Adam, Objective, Optimiser, fit, fit_on, gradient, loop, supervised_loss
 from fedmate.core.method import (
     BOOKKEEPING,
     LocalResult,
@@ -56,6 +56,7 @@ __all__ = [
     "PER_CLIENT",
     "SGD",
     "TRAINED",
+    "Adam",
     "Adjustment",
     "Aggregator",
     "Augmentation",
@@ -71,6 +72,7 @@ __all__ = [
     "Model",
     "Objective",
     "ObjectiveOptions",
+    "Optimiser",
     "Presets",
     "Server",
     "ServerOptimiser",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch import Tensor
 from fedmate.core.execution import lay_out
 from fedmate.core.random import fold, shuffle
 from fedmate.core.source import Augmentation, Source, plain_source
+
+Count = TypeVar("Count", int, Tensor)
 
 
 class ClientData(NamedTuple):
@@ -178,20 +181,51 @@ WINDOW = 1000
 """Samples augmented at once: so many that starting an operation costs little beside it, few enough for memory."""
 
 
-def windows(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iterator[Batch]:
+def windows(data: ClientData, batch_size: int, epochs: float, key: Tensor) -> Iterator[Batch]:
     """Yield what `batches` yields, many steps at once: samples as the source keeps them, and one key for each step."""
     size = max(1, WINDOW // batch_size) * batch_size
-    for epoch in range(epochs):
+    for epoch in range(math.ceil(epochs)):
         order, step_key = shuffle(fold(key, epoch), data.mask), fold(key, epoch, "step")
+        mask, promised = data.mask[order], data.filled
+        if epochs < epoch + 1:
+            length, counted = _share(len(order), epochs - epoch), _share(num_samples(data), epochs - epoch)
+            order, promised = order[:length], _share(data.filled, epochs - epoch)
+            mask = torch.arange(length, device=order.device) < counted
         for start in range(0, order.shape[0], size):
             ids = order[start : start + size]
             steps = -(-ids.shape[0] // batch_size)
             moments = fold(step_key, torch.arange(steps, device=ids.device) + start // batch_size)
-            of_each = moments[:, None].expand(-1, batch_size).flatten()[: ids.shape[0]]
-            filled = min(max(0, data.filled - start), ids.shape[0])
-            # Once for all steps, and while they are bytes.
-            samples = lay_out(data.draw(ids, of_each), data.source.mean.dtype)
-            yield Batch(samples, data.y[ids], data.mask[ids], ids, moments, filled)
+            filled = min(max(0, promised - start), ids.shape[0])
+            yield _window(data, ids, mask[start : start + size], moments, batch_size, filled)
+
+
+def _window(data: ClientData, ids: Tensor, mask: Tensor, moments: Tensor, batch_size: int, filled: int) -> Batch:
+    of_each = moments[:, None].expand(-1, batch_size).flatten()[: ids.shape[0]]
+    # Once for all steps, and while they are bytes.
+    samples = lay_out(data.draw(ids, of_each), data.source.mean.dtype)
+    return Batch(samples, data.y[ids], mask, ids, moments, filled)
+
+
+def _share(count: Count, share: float) -> Count:
+    """Return a share of samples, rounded up; in whole numbers, so that a tensor has no other rounding."""
+    return -(-count * round(share * 10**6) // 10**6)
+
+
+def _windows_of_steps(data: ClientData, batch_size: int, steps: int, key: Tensor) -> Iterator[Batch]:
+    """Yield the windows of so many steps of a client that may be padded: each begins a pass when its own is over."""
+    samples, size = num_samples(data), max(1, WINDOW // batch_size)
+    steps_of_pass = -(-samples // batch_size)
+    # The shortest pass of all clients in the stack tells how many a window may touch.
+    shortest = max(1, -(-data.filled // batch_size))
+    for start in range(0, steps, size):
+        step = torch.arange(start, min(start + size, steps), device=data.rows.device)
+        number, place = step // steps_of_pass, step % steps_of_pass
+        passes = range((len(step) + shortest - 2) // shortest + 1)
+        orders = torch.stack([shuffle(fold(key, number[0] + later), data.mask) for later in passes])
+        rows = place[:, None] * batch_size + torch.arange(batch_size, device=step.device)
+        ids = orders[(number - number[0])[:, None], rows.clamp(max=data.rows.shape[0] - 1)].flatten()
+        moments = fold(key, number, "step", place)
+        yield _window(data, ids, (rows < samples).flatten(), moments, batch_size, 0)
 
 
 def split(window: Batch, batch_size: int) -> Iterator[Batch]:
@@ -202,12 +236,30 @@ def split(window: Batch, batch_size: int) -> Iterator[Batch]:
         yield Batch(x, y, mask, ids, key, filled)
 
 
-def batches(data: ClientData, batch_size: int, epochs: int, key: Tensor) -> Iterator[Batch]:
+def batches(data: ClientData, batch_size: int, epochs: float, key: Tensor, steps: int = 0) -> Iterator[Batch]:
     """Yield `epochs` shuffled passes over the samples; the last batch of a pass may be short.
 
+    The last pass may be a part of one. `steps` yields so many batches instead, of as many passes as that takes.
     Padding comes last in every pass, so real samples meet in the same batches with and without it, and a batch of
     padding alone is recognised by its mask.
     """
-    for window in windows(data, batch_size, epochs, key):
-        for batch in split(window, batch_size):
-            yield batch._replace(x=data.source.normalise(batch.x))
+    length = data.rows.shape[0]
+    if steps and data.filled < length:
+        batch_size = min(batch_size, length)
+        found = _windows_of_steps(data, batch_size, steps, key)
+    else:
+        steps_of_pass = -(-length // batch_size)
+        found = windows(data, batch_size, -(-steps // steps_of_pass) if steps else epochs, key)
+    unlimited = (batch for window in found for batch in split(window, batch_size))
+    for batch in itertools.islice(unlimited, steps or None):
+        # A step of a fixed number has a sample in it.
+        filled = max(batch.filled, 1) if steps else batch.filled
+        yield batch._replace(x=data.source.normalise(batch.x), filled=filled)
+
+
+def num_steps(data: ClientData, batch_size: int, epochs: float, steps: int = 0) -> Tensor:
+    """Return how many batches of a client `batches` yields that are no padding, as an int64 scalar."""
+    samples, whole = num_samples(data), int(epochs)
+    if steps:
+        return torch.full_like(samples, steps)
+    return -(-samples // batch_size) * whole - (-_share(samples, epochs - whole) // batch_size)

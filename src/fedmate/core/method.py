@@ -11,21 +11,37 @@ client and server is in the two trees `download` returns and `local_update` uplo
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, final, get_type_hints
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, final, get_type_hints
 
 import torch
 from torch import Tensor
 
-from fedmate.core.data import ClientData
-from fedmate.core.local import SGD
+from fedmate.core.data import Batch, ClientData, batches, num_steps
+from fedmate.core.local import SGD, Adam, Optimiser
 from fedmate.core.model import MODEL_PARTS, Model
 from fedmate.core.objective import ObjectiveOptions
-from fedmate.core.options import Limits, check_options, option
+from fedmate.core.options import Limits, check_options, option, options_of
 from fedmate.core.server import Server
 from fedmate.core.task import Adjustment
 from fedmate.core.tree import Tree
+
+NOT_NEGATIVE = Limits(at_least=0)
+
+COUNTS_FOR: dict[str, tuple[str, tuple[str | int, ...]]] = {
+    "momentum": ("optimiser", ("sgd",)),
+    "beta1": ("optimiser", ("adam", "adamw")),
+    "beta2": ("optimiser", ("adam", "adamw")),
+    "epsilon": ("optimiser", ("adam", "adamw")),
+    "epochs": ("steps", (0,)),
+    "schedule_end": ("schedule", ("cosine", "poly")),
+    "schedule_power": ("schedule", ("poly",)),
+    "schedule_step": ("schedule", ("step",)),
+    "schedule_factor": ("schedule", ("step",)),
+}
+"""Options of `[training]` that count only if another one has one of these values."""
 
 Presets: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 """Named groups of values, by section: a method's own hyper-parameters are under `method`."""
@@ -42,17 +58,56 @@ class Training:
     """The settings of local training, the same for every method (the `[training]` section)."""
 
     batch_size: int = option(50, "samples in a step, at most as many as the client has", Limits(at_least=1))
-    epochs: int = option(5, "passes over the client's data in a round", Limits(at_least=0))
-    learning_rate: float = option(0.02, "step size (eta)", Limits(at_least=0))
-    momentum: float = option(0.5, "momentum of SGD", Limits(at_least=0, below=1))
-    weight_decay: float = option(5e-4, "weight decay of SGD, biases included", Limits(at_least=0))
+    epochs: int | float = option(5, "passes over the client's data in a round; 0.5: half of one", Limits(at_least=0))
+    steps: int = option(0, "steps in a round, whatever a client holds, in place of epochs; 0: epochs", NOT_NEGATIVE)
+    optimiser: Literal["sgd", "adam", "adamw"] = option("sgd", "sgd, adam or adamw; it starts afresh in every round")
+    learning_rate: float = option(0.02, "step size (eta); Adam's is usually near 0.001", NOT_NEGATIVE)
+    momentum: float = option(0.5, "momentum of sgd", Limits(at_least=0, below=1))
+    beta1: float = option(0.9, "how much of its mean gradient a step of adam keeps", Limits(at_least=0, below=1))
+    beta2: float = option(0.999, "how much of its mean square a step of adam keeps", Limits(at_least=0, below=1))
+    epsilon: float = option(1e-8, "added to the root of that mean square, in adam", Limits(above=0))
+    weight_decay: float = option(5e-4, "weight decay, biases included; adamw has it beside the gradient", NOT_NEGATIVE)
+    gradient_clip: float = option(0.0, "longest gradient of a step, over all that it trains; 0 is off", NOT_NEGATIVE)
+    schedule: Literal["constant", "cosine", "poly", "step"] = option(
+        "constant", "how learning rates fall from round to round: constant, cosine, poly or step"
+    )
+    schedule_end: float = option(
+        0.0, "share of the learning rate that cosine and poly end at", Limits(at_least=0, at_most=1)
+    )
+    schedule_power: float = option(0.9, "exponent of poly; 1 is a straight line", Limits(above=0))
+    schedule_step: int = option(10, "rounds between the falls of step", Limits(at_least=1))
+    schedule_factor: float = option(0.5, "what a fall of step multiplies rates by", Limits(above=0, at_most=1))
 
     def __post_init__(self) -> None:
         check_options("training", Training, vars(self))
 
-    def optimiser(self, learning_rate: float | None = None) -> SGD:
-        """Return the shared optimiser, with another learning rate if one is given."""
-        return SGD(self.learning_rate if learning_rate is None else learning_rate, self.momentum, self.weight_decay)
+    def batches(self, data: ClientData, key: Tensor) -> Iterator[Batch]:
+        """Yield the batches of a round's local training."""
+        return batches(data, self.batch_size, self.epochs, key, self.steps)
+
+    def num_steps(self, data: ClientData) -> Tensor:
+        """Return how many of them there are, padding apart."""
+        return num_steps(data, self.batch_size, self.epochs, self.steps)
+
+    def rate_factor(self, round_number: int, rounds: int) -> float:
+        """Return what the schedule multiplies learning rates by in a round, from 1 in round 0."""
+        if self.schedule == "constant":
+            return 1.0
+        if self.schedule == "step":
+            return self.schedule_factor ** (round_number // self.schedule_step)
+        left = max(0.0, 1 - round_number / rounds)
+        left = left**self.schedule_power if self.schedule == "poly" else (1 - math.cos(math.pi * left)) / 2
+        return self.schedule_end + (1 - self.schedule_end) * left
+
+    def warnings(self) -> list[str]:
+        """Return a warning for each option that is set and has no effect, for what another one is."""
+        changed = [name for name, field in options_of(Training).items() if getattr(self, name) != field.default]
+        wanted = {name: COUNTS_FOR[name] for name in changed if name in COUNTS_FOR}
+        return [
+            f"`training.{name}` has no effect while `training.{other}` is `{getattr(self, other)}`."
+            for name, (other, values) in wanted.items()
+            if getattr(self, other) not in values
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +121,18 @@ class Setup:
     participation: float = 1.0
     objective: ObjectiveOptions = dataclasses.field(default_factory=ObjectiveOptions)
     server: Server = dataclasses.field(default_factory=Server)
+    rate_factor: float | Tensor = 1.0
+    """What the schedule multiplies clients' learning rates by in this round; a tensor where rounds are replayed."""
+
+    def optimiser(self, learning_rate: float | None = None) -> Optimiser:
+        """Return the optimiser of local training in this round, with another learning rate if one is given."""
+        training = self.training
+        rate = (training.learning_rate if learning_rate is None else learning_rate) * self.rate_factor
+        decay, longest = training.weight_decay, training.gradient_clip
+        if training.optimiser == "sgd":
+            return SGD(rate, training.momentum, decay, longest)
+        averages, decoupled = (training.beta1, training.beta2, training.epsilon), training.optimiser == "adamw"
+        return Adam(rate, *averages, decay, decoupled, longest)
 
     def class_counts(self, data: ClientData) -> Tensor:
         """Return n_ik, how many instances of each class a client holds, `[classes]`."""
@@ -174,6 +241,13 @@ class Method(ABC):
         params = {part: server.get(part, {}) for part in MODEL_PARTS}
         names = self.setup.model.names
         return params if all(params[part].keys() == set(names[part]) for part in MODEL_PARTS) else None
+
+    @final
+    def scaled(self, factor: float | Tensor) -> Self:
+        """Return the method with all learning rates of local training multiplied by a factor."""
+        if isinstance(factor, float) and factor == 1:
+            return self
+        return dataclasses.replace(self, setup=dataclasses.replace(self.setup, rate_factor=factor))
 
     @final
     def adjustment(self, data: ClientData) -> Adjustment:

@@ -185,6 +185,7 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
     general, found = experiment.general, list[str]()
     if experiment.training.learning_rate == 0:
         found.append("`training.learning_rate` is 0: with it clients learn nothing.")
+    found += experiment.training.warnings()
     # Clients may receive less after an evaluated round; `pre` then shows what each of them still holds.
     last, every = general.rounds, general.eval_every
     unsent = {t: method.wire(0).down - method.wire(t).down for t in sorted({*range(every, last + 1, every), last})}

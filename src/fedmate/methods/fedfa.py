@@ -13,6 +13,7 @@ after local training, which the figures published for personal use evidently are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -21,11 +22,11 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from fedmate.components.adam import Adam
 from fedmate.components.feature_anchors import anchor_loss, calibration_loss, initial_anchors
 from fedmate.core import (
     MODEL_PARTS,
     TRAINED,
+    Adam,
     Adjustment,
     Batch,
     ClientData,
@@ -37,7 +38,6 @@ from fedmate.core import (
     Presets,
     Tree,
     Wire,
-    batches,
     class_means,
     gradient,
     loop,
@@ -116,16 +116,19 @@ class FedFA(Method):
         params = self.personal_params(client, download)
         state: Tree = {
             "params": params,
-            "velocity": training.optimiser().init(select(params, TRAINED)),
+            "optimiser": self.setup.optimiser().init(select(params, TRAINED)),
             "calibration": self._adam.init(params["classifier"]),
         }
         nothing = {"sums": torch.zeros_like(anchors), "divisors": torch.zeros_like(anchors[:, :1])}
         own, means = anchors, torch.zeros_like(anchors)
         present = self.setup.class_counts(data) > 0
         step = self._step(anchors, self.adjustment(data))
-        stream = batches(data, training.batch_size, training.epochs, key)
-        steps_of_epoch = -(-data.rows.shape[0] // training.batch_size)
-        for _ in range(training.epochs):
+        stream = training.batches(data, key)
+        # A fixed number of steps counts as one epoch: clients of other sizes end theirs at other steps.
+        epochs, steps_of_epoch = math.ceil(training.epochs), -(-data.rows.shape[0] // training.batch_size)
+        if training.steps:
+            epochs, steps_of_epoch = 1, training.steps
+        for _ in range(epochs):
             state = loop(step, {**state, **nothing}, islice(stream, steps_of_epoch))
             means = state["sums"] / state["divisors"].clamp(min=1)
             moved = self.anchor_momentum * own + (1 - self.anchor_momentum) * means
@@ -145,11 +148,11 @@ class FedFA(Method):
 
     @property
     def _adam(self) -> Adam:
-        return Adam(self.calibration_learning_rate)
+        return Adam(self.calibration_learning_rate * self.setup.rate_factor)
 
     def _step(self, anchors: Tensor, adjustment: Adjustment | None) -> Callable[[Tree, Batch], Tree]:
         """Return a step of SGD on the whole model and one of Adam on the classifier, which also collects features."""
-        model, optimiser = self.setup.model, self.setup.training.optimiser()
+        model, optimiser = self.setup.model, self.setup.optimiser()
 
         def loss(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             z, buffers = model.features(params, batch.x, train=True)
@@ -162,13 +165,13 @@ class FedFA(Method):
             params = state["params"]
             variables = select(params, TRAINED)
             gradients, found = gradient(lambda v: loss({**params, **v}, batch), variables)
-            variables, velocity = optimiser.step(variables, gradients, state["velocity"])
+            variables, following = optimiser.step(variables, gradients, state["optimiser"])
             classifier, calibration = self._calibrate(variables["classifier"], anchors, state["calibration"])
             means, counts = class_means(*Instances(**found["instances"]), anchors.shape[0])
             counted = counts > 0 if self.divide_by == "own" else torch.ones_like(counts)
             return {
                 "params": {**params, **variables, "classifier": classifier, "buffers": found["buffers"]},
-                "velocity": velocity,
+                "optimiser": following,
                 "calibration": calibration,
                 "sums": state["sums"] + means,
                 "divisors": state["divisors"] + counted[:, None],

@@ -25,7 +25,7 @@ Deviations, where the paper contradicts itself, leaves something open, or cannot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal, final
 
@@ -50,7 +50,6 @@ from fedmate.core import (
     Presets,
     Tree,
     Wire,
-    batches,
     fit,
     fold,
     frozen_batches,
@@ -59,6 +58,7 @@ from fedmate.core import (
     where,
 )
 from fedmate.core.method import preset_as_method
+from fedmate.errors import UserError
 
 NOT_NEGATIVE = Limits(at_least=0)
 
@@ -113,6 +113,12 @@ class FedMate(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_schedule(self.cft)
+        training = self.setup.training
+        if self.alternate and (training.steps or training.epochs % 1):
+            raise UserError(
+                "`method.alternate` takes turns of whole epochs; set `training.epochs` to a whole number, and "
+                "`training.steps` to 0."
+            )
 
     def prepare(self, model: Model) -> Model:
         """Ask for the width of the features: a classifier that is not one linear layer is refused there."""
@@ -254,16 +260,18 @@ class FedMate(Method):
         fusion = self._fusion(download["round"], own.dtype, adjustment)
         objective = self._extractor_objective(knowledge, adjustment)
 
-        turns = [(1, 1)] * training.epochs if self.alternate else [(self.classifier_epochs, training.epochs)]
+        # With `alternate` they are whole.
+        turns, own_epochs = (int(training.epochs), 1) if self.alternate else (1, self.classifier_epochs)
+        of_turn = replace(training, epochs=1) if self.alternate else training
         losses = own.new_zeros(3)
-        for turn, (classifier_epochs, extractor_epochs) in enumerate(turns):
+        for turn in range(turns):
             turn_key = fold(key, turn) if turn else key
             own_key = fold(turn_key, "classifier")
-            steps = frozen_batches(model, params, data, training.batch_size, classifier_epochs, own_key)
+            steps = frozen_batches(model, params, data, training.batch_size, own_epochs, own_key)
             fused = train_classifier(model, params, discriminators, knowledge, fusion, steps)
             params, discriminators = {**params, "classifier": fused.classifier}, fused.discriminators
-            steps = batches(data, training.batch_size, extractor_epochs, fold(turn_key, "extractor"))
-            params = fit(objective, params, steps, training.optimiser(), ("extractor",))
+            steps = of_turn.batches(data, fold(turn_key, "extractor"))
+            params = fit(objective, params, steps, self.setup.optimiser(), ("extractor",))
             losses = fused.losses
 
         prototypes, counts = self._prototypes(params, data, fold(key, "prototypes"))
@@ -282,7 +290,7 @@ class FedMate(Method):
         weight: float | Tensor = self.fusion_weight
         if self.fusion_until < 1:
             weight = (done < self.fusion_until).to(dtype) * weight
-        optimiser = self.setup.training.optimiser
+        optimiser = self.setup.optimiser
         return Fusion(
             weight=weight if self.ccf else None,
             kappa={"shrink": 1 - done, "grow": done, "constant": torch.ones_like(done)}[self.kappa],

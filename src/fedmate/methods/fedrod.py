@@ -36,7 +36,6 @@ from fedmate.core import (
     Model,
     Objective,
     Tree,
-    batches,
     fit,
     option,
     prior_adjustment,
@@ -72,12 +71,11 @@ class FedRoD(SharedServer):
 
     def local_update(self, client: Tree, download: Tree, data: ClientData, key: Tensor) -> LocalResult:
         """Train the generic model and the personal classifier side by side."""
-        training = self.setup.training
         params = fit(
             self._objective(data),
             {**client, **download},
-            batches(data, training.batch_size, training.epochs, key),
-            training.optimiser(),
+            self.setup.training.batches(data, key),
+            self.setup.optimiser(),
             ("extractor", "classifier", "personal_classifier"),
         )
         kept = select(params, ("personal_classifier", "buffers"))

@@ -12,6 +12,7 @@ Deviations:
   a weighted mean would let it drift away from the c_i for good, if clients differ in size and not all take part.)
 - `training.momentum` is not used: way / (K eta) is a mean gradient for plain steps only. With a `momentum` of its own
   the way is divided by how far K steps along one gradient would lead instead;
+- the steps are always those of SGD, whatever `training.optimiser` is: a variate is a mean gradient;
 - weight decay is part of a step's gradient, so the variates hold it;
 - K is the number of batches of this client, padding apart; a round without a step (or with `learning_rate` 0) tells
   nothing, and c_i stays;
@@ -24,7 +25,8 @@ and published no code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -32,6 +34,7 @@ from torch import Tensor
 
 from fedmate.core import (
     MODEL_PARTS,
+    SGD,
     TRAINED,
     Batch,
     ClientData,
@@ -41,7 +44,6 @@ from fedmate.core import (
     Objective,
     Tree,
     Wire,
-    batches,
     fit,
     leaves,
     num_samples,
@@ -64,6 +66,13 @@ class Scaffold(Method):
 
     momentum: float = option(0.0, "momentum of SGD; `training.momentum` is not used", Limits(at_least=0, below=1))
     server_learning_rate: float = option(1.0, "step size of the server (eta_g)", Limits(at_least=0))
+
+    def warnings(self, class_counts: Sequence[Tensor]) -> list[str]:
+        """Warn of another optimiser, which is not used."""
+        found, chosen = super().warnings(class_counts), self.setup.training.optimiser
+        if chosen == "sgd":
+            return found
+        return [*found, f"`training.optimiser` is `{chosen}`, but SCAFFOLD always takes steps of `sgd`."]
 
     def init_server(self, params: Tree, num_clients: int, key: Tensor) -> Tree:
         """The server holds the common model, c = 0, and the sizes of the clients it has met."""
@@ -98,8 +107,8 @@ class Scaffold(Method):
         params = fit(
             _corrected_loss(supervised_loss(model, self.adjustment(data)), tree_map(torch.sub, common, own)),
             start,
-            batches(data, training.batch_size, training.epochs, key),
-            replace(training.optimiser(), momentum=self.momentum),
+            training.batches(data, key),
+            SGD(self._rate, self.momentum, training.weight_decay, training.gradient_clip),
             TRAINED,
         )
         change = tree_map(torch.sub, select(params, TRAINED), select(start, TRAINED))
@@ -137,13 +146,16 @@ class Scaffold(Method):
         """A client holds the received model."""
         return select({**client, **download}, MODEL_PARTS)
 
+    @property
+    def _rate(self) -> float | Tensor:
+        return self.setup.training.learning_rate * self.setup.rate_factor
+
     def _reach(self, data: ClientData) -> Tensor:
         """Return how far a round goes along a gradient of 1: K eta, and further with momentum m."""
-        training = self.setup.training
-        steps = (-(-num_samples(data) // training.batch_size) * training.epochs).to(torch.float64)
+        steps = self.setup.training.num_steps(data).to(torch.float64)
         keep = self.momentum
         # A velocity that starts at 0 has grown to (1 - m^k) / (1 - m) in step k; this is the sum of these.
-        return training.learning_rate * (steps / (1 - keep) - keep * (1 - keep**steps) / (1 - keep) ** 2)
+        return self._rate * (steps / (1 - keep) - keep * (1 - keep**steps) / (1 - keep) ** 2)
 
 
 def _all_samples(sizes: Tensor) -> Tensor:
