@@ -12,10 +12,10 @@ from torch.testing import assert_close
 from fedmate.backends import vectorised
 from fedmate.backends.base import Round, RoundResult
 from fedmate.backends.vectorised import Vectorised
-from fedmate.core import Tree
+from fedmate.core import Training, Tree
 
 if TYPE_CHECKING:
-    from tests.contract.conftest import Lab
+    from tests.contract.conftest import Lab, MakeLab
 
 COHORTS = ((0, 1, 3), (1, 2, 4), (0, 2, 3), (0, 1, 4), (2, 3), (0, 1, 2), (2, 4), (1, 3, 4), (0, 4))
 """Who takes part, by round; three or two of them, so that structures come back in turn."""
@@ -42,6 +42,24 @@ def test_replayed_rounds_change_nothing(buffered_lab: Lab, monkeypatch: pytest.M
     found = run(lab)
     assert played, "no structure came back"
     assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_replayed_round_has_the_learning_rate_of_its_number(
+    make_lab: MakeLab, method_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(batch_size=4, steps=1, learning_rate=0.1, schedule="cosine")
+    lab = make_lab(method_name, "plain", training)
+    lab = dataclasses.replace(
+        lab, method=dataclasses.replace(lab.method, setup=dataclasses.replace(lab.method.setup, rounds=8))
+    )
+    ends = []
+    for tape in (None, OperationTape):
+        monkeypatch.setattr(vectorised, "tape_for", lambda device, tape=tape: tape)
+        backend, server = Vectorised(lab.method, lab.federation, lab.key), lab.server()
+        for t in range(6):
+            server = backend.run_round(server, Round(t, (0, 1, 3), evaluate=False)).server
+        ends.append([server, *backend.clients])
+    assert_close(ends[1], ends[0], rtol=0, atol=0, equal_nan=True)
 
 
 def test_newcomers_of_replayed_rounds_draw_anew(telling_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

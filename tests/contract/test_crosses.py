@@ -39,11 +39,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 """By name: options of `[objective]`. Every option is in one of them."""
 
-SMOOTH: dict[str, Any] = {name: value for name, value in {"epsilon": 1e-3}.items() if name in options_of(Training)}
-"""Adam divides a gradient that is rounding alone, as that of a bias before BatchNorm, by little else than epsilon."""
+BESIDE: dict[str, dict[str, Any]] = {
+    "adam": {"epsilon": 1e-3, "steps": 4},
+    "adamw": {"epsilon": 1e-3, "epochs": 1.4},
+    "cosine": {"gradient_clip": 0.5, "steps": 3},
+    "step": {"schedule_step": 1},
+}
+"""By value: what comes with it. Adam divides a gradient that is rounding alone by little else than epsilon."""
 
 LOCAL: dict[str, dict[str, Any]] = {"default": {}} | {
-    value: {name: value, **SMOOTH}
+    value: {name: value, **BESIDE.get(value, {})}
     for name, field in options_of(Training).items()
     for value in get_args(get_type_hints(Training)[name])
     if isinstance(value, str) and value != field.default
