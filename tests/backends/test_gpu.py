@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice, pairwise
 
 import pytest
@@ -51,13 +52,16 @@ def federation() -> Federation:
     return Federation(tuple(rows_of(source, r, labels[r]) for r in rows), rows_of(source, test, labels[test]), CLASSES)
 
 
-def make(cls: type[Method], frozen: int = 0, server: Server | None = None) -> Method:
+PLAIN = Training(batch_size=25, epochs=1)
+
+
+def make(cls: type[Method], frozen: int = 0, server: Server | None = None, training: Training = PLAIN) -> Method:
     """Return a method on a network whose first parameters are frozen."""
     torch.manual_seed(0)
     module = MODELS["cifar_cnn"]().build((3, 32, 32), CLASSES).cuda()
     for parameter in islice(module.parameters(), frozen):
         parameter.requires_grad_(False)
-    model, training = Model(module, classifier="classifier"), Training(batch_size=25, epochs=1)
+    model = Model(module, classifier="classifier")
     return cls(setup=Setup(model, CLASSES, 10, training, server=server or Server()))
 
 
@@ -81,7 +85,26 @@ def test_captured_rounds_give_what_rounds_give(
     name: str, frozen: int, aggregator: str, optimiser: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Server(AGGREGATORS[aggregator](), SERVER_OPTIMISERS[optimiser]())
-    method = make(METHODS[name], frozen, step)
+    check_captured(make(METHODS[name], frozen, step), federation, monkeypatch)
+
+
+ADAM = Training(batch_size=25, steps=4, optimiser="adam", learning_rate=1e-3, epsilon=1e-3, schedule="cosine")
+LOCAL = {
+    "fedavg": ADAM,
+    "fedfa": replace(ADAM, steps=0, epochs=0.5, optimiser="adamw", schedule="poly"),
+    "fedmate": replace(ADAM, gradient_clip=0.1),
+    "scaffold": Training(batch_size=25, steps=5, schedule="step", schedule_step=1, gradient_clip=0.1),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_captured_rounds_follow_the_schedule(
+    name: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_captured(make(METHODS[name], training=LOCAL[name]), federation, monkeypatch)
+
+
+def check_captured(method: Method, federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = Vectorised(method, federation, make_key(0, "cuda"), precision="tf32")
     monkeypatch.setattr(vectorised, "tape_for", lambda device: None)
     eager = Vectorised(method, federation, make_key(0, "cuda"), precision="tf32")
