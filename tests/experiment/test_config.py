@@ -212,7 +212,11 @@ def test_the_server_has_two_rows_with_options_in_one_section() -> None:
     [
         ("server.optimiser=adm", "`server.optimiser`: `adm` is not among the server_optimisers; did you mean `adam`?"),
         ("server.aggregator=3", "`server.aggregator"),
-        ("server.beta1=0.9", "`server.beta1` in --set is not an option of `mean` and `sgd`"),
+        ("server.beta1=0.9", "not an option of `mean` and `sgd`; it is one of `adagrad`, `adam` and `yogi`: leave it"),
+        (
+            "server.optimizer=adam",
+            "`server.optimizer` in --set is not an option of `mean` and `sgd`; did you mean `optimiser`?",
+        ),
         ("server.momentum=1", "`server.momentum` is 1"),
     ],
 )

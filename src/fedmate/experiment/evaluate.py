@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmate.backends.base import RoundResult, View
 from fedmate.core import ClientData, Federation, Setup, tree_map
+from fedmate.errors import UserError
 from fedmate.experiment.build import Built
 from fedmate.experiment.checkpoint import RunState
 from fedmate.experiment.inputs import held_out
@@ -135,11 +136,15 @@ def evaluate_view(view: View, labels: Tensor, name: str = "accuracy") -> dict[st
             figures[test] = _figures(view, 100 * statistics[name], len(labels))
         elif test not in metric.tests or metric.needs not in statistics:
             figures[test] = None
-        elif metric.needs == "confusion":
+        elif name == "confusion":
             figures[test] = {"matrix": statistics["confusion"][0].long().tolist()}
         else:
             weights = {"balanced": torch.ones_like(own), "own": own, "local": statistics["tally"][:, 1]}[test]
-            found, by_class = by_client(metric, statistics, weights)
+            try:
+                found, by_class = by_client(metric, statistics, weights)
+            except Exception as error:
+                # Another package's fault: whatever it raises, say whose it is.
+                raise UserError(f"The metric `{name}` cannot be computed ({error!r}).") from error
             of_classes = {} if by_class is None else {"per_class": [number(value) for value in by_class.tolist()]}
             figures[test] = {**_figures(view, found, len(labels)), **of_classes}
     return figures

@@ -32,6 +32,9 @@ def by_client(metric: Metric, statistics: Tree, weights: Tensor) -> tuple[Tensor
     A class without test samples does not count.
     """
     values = metric.values(statistics, weights)
+    if not isinstance(values, Tensor) or values.shape not in (weights.shape, weights.shape[:1]):
+        found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"it returned {found}, not a tensor [clients] or [clients, classes]")
     if values.dim() == 1:
         return values, None
     weights = torch.where(values.isnan(), 0.0, weights if metric.as_tested else (weights > 0).to(weights))
