@@ -186,17 +186,20 @@ def windows(data: ClientData, batch_size: int, epochs: float, key: Tensor) -> It
     size = max(1, WINDOW // batch_size) * batch_size
     for epoch in range(math.ceil(epochs)):
         order, step_key = shuffle(fold(key, epoch), data.mask), fold(key, epoch, "step")
-        mask, promised = data.mask[order], data.filled
+        promised, counted = data.filled, None
         if epochs < epoch + 1:
             length, counted = _share(len(order), epochs - epoch), _share(num_samples(data), epochs - epoch)
             order, promised = order[:length], _share(data.filled, epochs - epoch)
-            mask = torch.arange(length, device=order.device) < counted
         for start in range(0, order.shape[0], size):
             ids = order[start : start + size]
             steps = -(-ids.shape[0] // batch_size)
             moments = fold(step_key, torch.arange(steps, device=ids.device) + start // batch_size)
             filled = min(max(0, promised - start), ids.shape[0])
-            yield _window(data, ids, mask[start : start + size], moments, batch_size, filled)
+            if counted is None:
+                mask = data.mask[ids]
+            else:
+                mask = torch.arange(start, start + len(ids), device=ids.device) < counted
+            yield _window(data, ids, mask, moments, batch_size, filled)
 
 
 def _window(data: ClientData, ids: Tensor, mask: Tensor, moments: Tensor, batch_size: int, filled: int) -> Batch:
@@ -262,4 +265,5 @@ def num_steps(data: ClientData, batch_size: int, epochs: float, steps: int = 0) 
     samples, whole = num_samples(data), int(epochs)
     if steps:
         return torch.full_like(samples, steps)
-    return -(-samples // batch_size) * whole - (-_share(samples, epochs - whole) // batch_size)
+    found = -(-samples // batch_size) * whole
+    return found if whole == epochs else found - (-_share(samples, epochs - whole) // batch_size)
