@@ -143,7 +143,7 @@ def check_type(place: str, cls: type, key: str, value: Any, source: str) -> Any:
     words = (
         _LISTS[typing.get_args(kind)[0]] if typing.get_origin(kind) is tuple else _WORDS[kind]
         for kind in kinds
-        if kind is not types.NoneType
+        if kind is not types.NoneType and not (kind is int and float in kinds)
     )
     raise UserError(f"`{place}` in {source} is {_described(value)}; it must be {' or '.join(words)}.")
 

@@ -7,7 +7,8 @@ the same after fine-tuning, its personalised one.
 Deviations:
 - fine-tuning has the learning rate of training unless `tuning_learning_rate` is given, and momentum and weight decay as
   in the shared protocol; it starts from the model of the round, not from that of the best round on test samples;
-- the average is weighted by size (the authors' code takes the plain one), and the learning rate does not fall;
+- the average is weighted by size (the authors' code takes the plain one);
+- the learning rate falls only with a `schedule`;
 - the classifier is really frozen; the authors' code trains it with learning rate 0, the same without weight decay;
 - buffers follow the model's declaration; the authors' networks have BatchNorm without running statistics (`dropped`).
 """

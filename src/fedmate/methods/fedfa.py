@@ -5,10 +5,11 @@ Heterogeneous Data", IEEE Transactions on Mobile Computing, 2024 (not the FedFA 
 
 Deviations, from the authors' code: an epoch's mean feature of a class is over the batches that contain the class, where
 that code divides by the number of all batches, which draws the anchors of rare classes to 0 (`divide_by`); the learning
-rate does not shrink from round to round; momentum and weight decay as in the shared protocol; clients draw different
-random numbers. As there, features are those of the training pass, before the step that they lead to; a client without
-a class returns the anchor it received, and counts with its size in their average. The primary view is the model
-after local training, which the figures published for personal use evidently are; the authors evaluate the global one.
+rate shrinks only with a `schedule`; momentum and weight decay as in the shared protocol; clients draw different random
+numbers; with `steps`, a round is one epoch. As there, features are those of the training pass, before the step that
+they lead to; a client without a class returns the anchor it received, and counts with its size in their average. The
+primary view is the model after local training, which the figures published for personal use evidently are; the authors
+evaluate the global one.
 """
 
 from __future__ import annotations
