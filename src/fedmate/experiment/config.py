@@ -149,7 +149,7 @@ def check_shape(layer: ConfigSource) -> None:
 
 def elsewhere(key: str, section: str = "") -> str | None:
     """Return a hint what else a key is an option of, if it is one."""
-    names = _rows_with(key, section) if section in NAMED_SECTIONS else []
+    names = _rows_with(key, section) if section in (*NAMED_SECTIONS, "server") else []
     if names:
         return f"it is one of {_some(names)}: leave it out, or choose one that has it."
     sections = [section for section, cls in PLAIN_SECTIONS.items() if key in options_of(cls)]
@@ -158,11 +158,12 @@ def elsewhere(key: str, section: str = "") -> str | None:
 
 
 def _rows_with(key: str, section: str) -> list[str]:
-    table, names = NAMED_SECTIONS[section], list[str]()
-    for name in table.names():
-        # A package that cannot be loaded is not what the user asked about.
-        with suppress(UserError):
-            names += [name] * (key in options_of(table[name]))
+    names = list[str]()
+    for table in SERVER.values() if section == "server" else [NAMED_SECTIONS[section]]:
+        for name in table.names():
+            # A package that cannot be loaded is not what the user asked about.
+            with suppress(UserError):
+                names += [name] * (key in options_of(table[name]))
     return names
 
 
@@ -315,7 +316,7 @@ def _typed(section: str, cls: type, values: Values, source: str, of: str = "") -
     for key, value in values.items():
         place = f"{section}.{key}" if section else key
         if key not in known:
-            hint = elsewhere(key, section) or nearest(key, known)
+            hint = elsewhere(key, section) or nearest(key, [*known, *(SERVER if section == "server" else [])])
             raise UserError(f"`{place}` in {source} is not an option{of}; {hint}")
         checked[key] = check_type(place, cls, key, value, source)
         if checked[key] and known[key].metadata["path"]:
