@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedmate.backends.base import View
+from fedmate.errors import UserError
 from fedmate.experiment.evaluate import evaluate_view, spread
+from fedmate.tasks.metrics import METRICS, Metric
 
 NAN = math.nan
 
@@ -90,3 +93,23 @@ def test_a_client_without_any_tested_class_has_no_own_figure() -> None:
 def test_the_worst_tenth_rounds_up_and_has_at_least_one(count: int, worst: float) -> None:
     values = torch.arange(count, 0, -1, dtype=torch.float64)
     assert spread(values)["worst_tenth"] == worst
+
+
+def test_a_metric_of_another_package_may_take_the_confusion_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = Metric(lambda found, _: found["confusion"].sum((1, 2)) - found["tally"][:, 0].sum(1), needs="confusion")
+    monkeypatch.setitem(METRICS._rows, "errors", errors)
+    seen = view((0,), matrix([1.0, 0.5, 0.0]))
+    seen.tests["balanced"]["confusion"] = torch.full((1, 3, 3), 10.0)
+    assert evaluate_view(seen, LABELS, "errors")["balanced"]["mean"] == 90 - 15
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [(lambda found, _: found["nothing"], "nothing"), (lambda *_: 3.0, "float"), (lambda *_: torch.ones(7), r"\[7\]")],
+)
+def test_a_metric_that_fails_is_named_in_one_sentence(
+    answer: Callable[..., Tensor], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METRICS._rows, "mine", Metric(answer))
+    with pytest.raises(UserError, match=rf"^The metric `mine` cannot be computed .*{says}.*\.$"):
+        evaluate_view(view((0, 1), matrix([1.0, 0.5, 0.0], [0.2, 0.4, 0.9])), LABELS, "mine")
