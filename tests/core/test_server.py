@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import final
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from fedmate.core import Model, Server, Tree, stack
+from fedmate.core import Aggregator, Model, Server, ServerOptimiser, Tree, stack
 from fedmate.core.server import ServerSGD
+from fedmate.errors import UserError
 
 
 @settings(max_examples=30)
@@ -97,3 +100,38 @@ def test_without_momentum_the_server_remembers_nothing_and_takes_the_mean_to_the
     mean = Server().aggregator(tenth, tenth["num_samples"])
     found = Server().update(params, tenth, EVERYBODY)
     assert_close(found, {part: mean[part] for part in params}, rtol=0, atol=0)
+
+
+@final
+class Wrong(ServerOptimiser):
+    def step(self, model: Tree, mean: Tree, state: Tree) -> tuple[Tree, Tree]:
+        return {**mean, "bias": mean["bias"].sum()} if "bias" in mean else mean, state
+
+
+@final
+class Remembers(ServerOptimiser):
+    def step(self, model: Tree, mean: Tree, state: Tree) -> tuple[Tree, Tree]:
+        return mean, {"old": model}
+
+
+@final
+class Forgets(Aggregator):
+    def __call__(self, uploads: Tree, weights: Tensor) -> Tree:
+        return uploads
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (Server(optimiser=Wrong()), r"`Wrong` returned a model whose `bias` is \[\], not \[2\]\."),
+        (Server(optimiser=Remembers()), r"`Remembers` returned a state whose `old/0.bias` is \[1\], not missing\."),
+        (
+            Server(aggregator=Forgets()),
+            r"`Forgets` returned a model whose `buffers/1.running_mean` is \[2, 1\], not \[1\]\.",
+        ),
+    ],
+)
+def test_a_step_that_returns_other_shapes_is_named_in_one_sentence(step: Server, says: str) -> None:
+    params = start()
+    with pytest.raises(UserError, match=f"^{says}$"):
+        step.update({**params, **step.init(params)}, messages(params, (1.0, 3.0), (1, 1)), EVERYBODY)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedmate.core.model import MODEL_PARTS
 from fedmate.core.options import Limits, check_options, option
-from fedmate.core.tree import Tree, select, tree_map, weighted_mean, where
+from fedmate.core.tree import Tree, flatten, select, tree_map, weighted_mean, where
+from fedmate.errors import UserError
 
 TRAINED = ("extractor", "classifier")
 """The parts of a model that an optimiser may move. Buffers never: a variance must not fall below zero."""
@@ -135,15 +136,30 @@ class Server:
         if not uploaded:
             return server
         weights = uploads["num_samples"].masked_fill(~valid, 0)
-        return self.move(server, self.aggregator(uploaded, weights), weights.sum() > 0, moving)
+        mean = self.aggregator(uploaded, weights)
+        _check_shapes(self.aggregator, mean, select(server, uploaded))
+        return self.move(server, mean, weights.sum() > 0, moving)
 
     def move(self, server: Tree, mean: Tree, counts: Tensor, moving: Iterable[str] = TRAINED) -> Tree:
         """Return the server's state moved to `mean` if the boolean `counts` says so, and otherwise as it was."""
         found, states = dict(mean), dict(server.get("optimiser", {}))
         for part in select(mean, moving):
             found[part], state = self.optimiser.step(server[part], mean[part], states.get(part, {}))
+            _check_shapes(self.optimiser, found[part], server[part])
+            _check_shapes(self.optimiser, state, states.get(part, {}), "state")
             if state:
                 states[part] = state
         if states:
             found["optimiser"] = states
         return {**server, **where(counts, found, select(server, found))}
+
+
+def _check_shapes(owner: object, found: Tree, wanted: Tree, what: str = "model") -> None:
+    """Refuse what an aggregator or an optimiser of another package returns in another shape than the server's."""
+    one, other = ({name: leaf.shape for name, leaf in flatten(tree).items()} for tree in (found, wanted))
+    for name in sorted({*one, *other}):
+        if one.get(name) != other.get(name):
+            shapes = (list(shapes[name]) if name in shapes else "missing" for shapes in (one, other))
+            raise UserError(
+                "`{}` returned a {} whose `{}` is {}, not {}.".format(type(owner).__name__, what, name, *shapes)
+            )
