@@ -21,6 +21,7 @@ GREY = RNG.integers(0, 256, (6, 9, 8), dtype=np.uint8)
 COLOUR = RNG.integers(0, 256, (6, 9, 8, 3), dtype=np.uint8)
 TABLE = RNG.normal(size=(6, 4))
 LABELS = np.array([0, 1, 2, 2, 1, 0])
+TESTED = {"test_x": TABLE, "test_y": LABELS, "test_client": LABELS}
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +129,9 @@ def test_clients_are_numbered_in_the_order_of_their_names(
         ({"class_names": ["a", "b"]}, "own.npz[train_y]` is 2 at [2], but labels are whole numbers from 0 to 1"),
         ({"class_names": ["a", "b"], "train_y": np.array([*"abbcbb"])}, "own.npz[train_y]` holds `c`, which is"),
         ({"train_client": [1, 2]}, "own.npz[train_client]` has the shape [2] for 6 samples"),
+        ({"train_client": LABELS / 2}, "own.npz[train_client]` is 0.5 at [1]; give whole numbers or words"),
+        (TESTED, "has `test_client`, but no `train_client`; add"),
+        ({**TESTED, "train_client": LABELS + 1}, "own.npz[test_client]` holds `0`, which `train_client` has not"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -195,12 +195,20 @@ def read_arrays(path: Path, class_names: Sequence[str] | None = None) -> Arrays:
     (train, *test), names = pair_up(inputs, labels, class_names, f"{path}[class_names]")
     found = Arrays(train, test[0] if test else None, names)
     if "train_client" not in arrays:
+        if "test_client" in arrays:
+            raise UserError(f"`{path}` has `test_client`, but no `train_client`; add it, or leave both out.")
         return found
     owners, numbers = np.unique(_owners(path, "train_client", arrays, found.train), return_inverse=True)
     found = found._replace(clients=numbers.astype(np.int64), client_names=tuple(map(str, owners.tolist())))
     if found.test is None or "test_client" not in arrays:
         return found
     testers = _owners(path, "test_client", arrays, found.test)
+    known = {*owners.tolist()}
+    stranger = next((tester for tester in testers.tolist() if tester not in known), None)
+    if stranger is not None:
+        raise UserError(
+            f"`{path}[test_client]` holds `{stranger}`, which `train_client` has not; name clients of `train_client`."
+        )
     own = (testers == owner for owner in owners)
     return found._replace(local_tests=tuple(Samples(found.test.x[rows], found.test.y[rows]) for rows in own))
 
@@ -212,7 +220,13 @@ def _owners(path: Path, name: str, arrays: Mapping[str, NDArray[Any]], samples: 
         raise UserError(
             f"`{name}` has the shape {list(owners.shape)} for {len(samples.y)} samples; give one client for each."
         )
-    return owners if owners.dtype.kind == "U" else as_numbers(name, owners)
+    if owners.dtype.kind == "U":
+        return owners
+    numbers = as_numbers(name, owners)
+    broken = np.flatnonzero(numbers != np.floor(numbers))
+    if len(broken):
+        raise UserError(f"`{name}` is {numbers[broken[0]]} at [{broken[0]}]; give whole numbers or words.")
+    return numbers
 
 
 def _as_samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
