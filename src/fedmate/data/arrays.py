@@ -208,6 +208,12 @@ class Sites:
         parts = {f"clients[{i}]": part for i, part in enumerate(clients)}
         for name, part in [*parts.items(), *([] if test is None and size == 4 else [("test", test)])]:
             wanted = 2 if name == "test" else size
+            if name != "test" and isinstance(part, tuple | list) and len(part) != size:
+                first = f", `clients[0]` {size}" if name != "clients[0]" else ""
+                raise UserError(
+                    f"`{name}` has {len(part)} arrays{first}; give every client the same two or four: `(x, y)`, or "
+                    "`(x, y, test_x, test_y)`."
+                )
             if not isinstance(part, tuple | list) or len(part) != wanted:
                 raise UserError(
                     f"`{name}` is a {type(part).__name__}; give a pair `(x, y)` of samples and labels, or for each "
