@@ -8,13 +8,12 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from fedmate.core import MODEL_PARTS
-from fedmate.experiment.record import TESTS
 from fedmate.experiment.run import sample_participants
 from fedmate.report.tables import Table
 from fedmate.studies.records import RunSummary
 from fedmate.studies.statistics import Figure, Group, Results, over_seeds
 from fedmate.studies.study import StudyMethod, StudySetting
-from fedmate.studies.tables import TESTS_NOTE, cell, file_name, titled, with_error
+from fedmate.studies.tables import TESTS, TESTS_NOTE, cell, file_name, titled, with_error
 
 # -------------------- ranking
 
