@@ -91,7 +91,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Pool(X, Y, class_names=["a", "b"]), "`y` is 2 at [2], but labels are whole numbers from 0 to 1"),
     (lambda: Pool(X, [0, 0, 0]), "`y` has 1 classes; there must be 2 to 100,000."),
     (lambda: Sites([], test=(X, Y)), "`clients` is empty; give a pair `(x, y)` for each client."),
-    (lambda: Sites([(X, Y), np.array(X)], test=(X, Y)), "`clients[1]` is a ndarray; give a pair"),  # type: ignore[list-item]
+    (lambda: Sites([(X, Y), np.array(X)], test=(X, Y)), "`clients[1]` is no pair; give a pair"),  # type: ignore[list-item]
+    (lambda: Sites([(X, Y)]), "`test` is missing; give a pair"),
     (lambda: Sites([(X, Y, X, Y), (X, Y)]), "`clients[1]` has 2 arrays, `clients[0]` 4; give every client the same"),
     (lambda: Sites([(X, Y, X)], test=(X, Y)), "`clients[0]` has 3 arrays; give every client the same two or four"),
     (lambda: Sites([(X, Y), (NAN, Y)], test=(X, Y)), "`clients[1].x` is nan at [0, 1]; replace numbers"),

@@ -215,9 +215,10 @@ class Sites:
                     "`(x, y, test_x, test_y)`."
                 )
             if not isinstance(part, tuple | list) or len(part) != wanted:
+                kind = "missing" if part is None else "no pair"
                 raise UserError(
-                    f"`{name}` is a {type(part).__name__}; give a pair `(x, y)` of samples and labels, or for each "
-                    "client `(x, y, test_x, test_y)`."
+                    f"`{name}` is {kind}; give a pair `(x, y)` of samples and labels, or for each client "
+                    "`(x, y, test_x, test_y)`."
                 )
         pairs = {f"{name}.": (part[0], part[1]) for name, part in parts.items()}
         if size == 4:

@@ -206,7 +206,8 @@ def _warnings(experiment: Experiment, method: Method, federation: Federation) ->
             f"are {min(small)}): their batches are smaller."
         )
     sent = set[str]().union(*(method.wire(t).up for t in range(general.rounds)))
-    if method.server != Server() and not sent & set(MODEL_PARTS):
+    # SCAFFOLD sends how its model has changed.
+    if method.server != Server() and not sent & {"change", *MODEL_PARTS}:
         found.append(f"`[server]` changes nothing: clients of `{experiment.method.name}` send no part of their model.")
     if general.evaluate_on == "validation":
         found.append(f"Accuracies are measured on {len(federation.test.y)} training samples that no client holds.")
