@@ -220,14 +220,14 @@ def old_side(asked: argparse.Namespace) -> Side:
     return Side(tree.absolute(), python.absolute(), CACHE / "results" / mark[:16])
 
 
-def write(names: Sequence[str], old: Side) -> None:
+def write(names: Sequence[str], old: Side, commit: str) -> None:
     """Write what CI compares with."""
     import torch
 
     found = {name: read(old, name) for name in names}
     if bad := [name for name, one in found.items() if one["error"]]:
         sys.exit(f"{bad[0]}: {found[bad[0]]['error']}")
-    about = {"commit": COMMIT, "torch": torch.__version__, "command": "python tests/pinned/compare.py --write"}
+    about = {"commit": commit, "torch": torch.__version__, "command": "python tests/pinned/compare.py --write"}
     rounded = json.loads(
         json.dumps({**about, "cases": {name: compact(one) for name, one in found.items()}}),
         parse_float=lambda text: float(f"{float(text):.12g}"),
@@ -279,7 +279,7 @@ def main() -> None:
         names = [name for name in names if cases.CASES[name].in_ci]
     run(old, [name for name in names if asked.fresh or not path_of(old, name).exists()], asked.jobs)
     if asked.write:
-        return write(names, old)
+        return write(names, old, asked.commit)
     run(new, names, asked.jobs)
     same = report(names, old, new, asked.shown)
     shutil.rmtree(here)

@@ -28,10 +28,10 @@ from fedmate.core import (
     unmapped,
     where,
 )
+from fedmate.errors import UserError
 
 NOT_FINITE = "not finite"
 """Why a client is left out that answered, and answered in the right form."""
-
 
 Crossed: TypeAlias = list[tuple[dict[str, int], dict[str, int]]]
 """Bytes down and up by item, for each participant."""
@@ -144,7 +144,10 @@ class Backend(ABC):
     @classmethod
     def stored_client(cls, folder: Path, client: int, round_number: int, initial: Tree) -> Tree:
         """Return the state that a remote client of the run in `folder` keeps, or raise `UserError`."""
-        raise NotImplementedError("the clients of this back end are in the checkpoint")
+        raise UserError(
+            f"`{folder}` has no states of clients: each site keeps its own, and its model; ask there with "
+            "`fedmate deploy status`."
+        )
 
     @contextmanager
     def at_work(self, folder: Path) -> Iterator[None]:

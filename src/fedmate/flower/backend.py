@@ -64,10 +64,7 @@ class Flower(Backend):
         """Return the state of a virtual client; sites keep theirs elsewhere, which raises `UserError`."""
         place = folder / VIRTUAL
         if not place.is_dir():
-            raise UserError(
-                f"`{folder}` has no states of clients: each site keeps its own, and its model; ask there with "
-                "`fedmate deploy status`."
-            )
+            return super().stored_client(folder, client, round_number, initial)
         return ClientState(place, identity(folder), client).begin(round_number, initial)
 
     @contextmanager
